@@ -1,0 +1,37 @@
+"""Floor 2: everything that guesses. A drafter is one module or folder here plus one line in `DRAFTERS`."""
+
+from __future__ import annotations
+
+import importlib
+
+from forerun.drafters.base import Accepted, Draft, Drafter, DraftView, KeepDrafting, Proposal
+from forerun.errors import OptionError, nearest
+
+DRAFTERS = {
+    "vanilla": "forerun.drafters.vanilla:Vanilla",
+    "ngram": "forerun.drafters.ngram:Ngram",
+    "small": "forerun.drafters.small:Small",
+}
+"""name -> "module:Class", imported on use."""
+
+ALIASES = {"draft_model": "small", "ngram_gpu": "ngram", "standalone": "small", "none": "vanilla"}
+"""Spellings of vLLM and SGLang for the same thing."""
+
+
+def drafter_class(name: str) -> type[Drafter]:
+    """The class of a drafter by name, alias or `module:Class`. OptionError lists near names."""
+    key = ALIASES.get(name.lower(), name.lower())
+    path = DRAFTERS.get(key, name if ":" in name else None)
+    if path is None:
+        raise OptionError("method", f"no drafter is called {name!r}; {nearest(name, DRAFTERS)}")
+    module, _, attribute = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise OptionError("method", f"{path!r} cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Drafter)):
+        raise OptionError("method", f"{path!r} is not a subclass of forerun.Drafter")
+    return found
+
+
+__all__ = ["DRAFTERS", "Accepted", "Draft", "DraftView", "Drafter", "KeepDrafting", "Proposal", "drafter_class"]

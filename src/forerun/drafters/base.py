@@ -1,0 +1,176 @@
+"""What a drafter is: it sees committed tokens (and target features if it asks for them) and proposes the next ones."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from forerun.sampling import DRAFT, Noise, Row, Sampling, VerifyMode, distribution, draw, draw_coupled
+from forerun.verify import Draft, Proposal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forerun.target.base import Target
+
+KeepDrafting = Callable[["DraftView", int, float], bool]
+"""`keep_drafting(view, k, c_k)`: whether slot k (from 1) is worth drafting; asked before x_k is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftView:
+    """What a drafter may see of one request in one round."""
+
+    request_id: int
+    tokens: Sequence[int]
+    """Prompt and committed output; the last one is the anchor, at position len(tokens) - 1. Read only."""
+    prompt_length: int
+    k: int
+    """Draft at most this many tokens; at least 1."""
+    sampling: Sampling
+    end_ids: frozenset[int]
+    noise: Noise
+    verify_mode: VerifyMode
+    draft_greedily: bool = False
+    """Draft the most probable token as a point mass at any temperature (`draft_sample_method: greedy`)."""
+    prediction: Sequence[int] = ()
+    """Tokens the user expects in the answer (OpenAI's `prediction`)."""
+
+    @property
+    def anchor(self) -> int:
+        return len(self.tokens) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Rows of one request that became final in a step."""
+
+    request_id: int
+    start: int
+    """Position of the first row."""
+    end: int
+    """Position after the last row. Rows from here on, if a drafter holds any, belong to rejected tokens."""
+    features: Tensor | None
+    """[end - start, m * H] target features of these rows, if the drafter has taps."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadContext:
+    """What a drafter is loaded for."""
+
+    target: Target
+    dtype: str = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
+
+
+class Drafter(ABC):
+    """Proposes tokens. State is kept per request id, made on first sight and dropped by `release`.
+
+    The engine calls, in this order: `propose` with the views of the requests that draft in this step, then, after the
+    verdict, `commit` with the rows that became final for *every* request (also those that did not draft, and every
+    prefill chunk). A drafter may fail: an exception or a non-finite law costs speed, never the request.
+    """
+
+    name: ClassVar[str]
+    config_keys: ClassVar[frozenset[str]] = frozenset()
+    """Keys of `--speculative-config` that `load` reads, beyond those every drafter shares."""
+    default_draft: ClassVar[int] = 4
+    """K where none is configured."""
+    taps: tuple[int, ...] = ()
+    """Target hidden states that `commit` needs, h convention, ascending."""
+    max_draft: int | None = None
+    """Longest draft it can make (the trained block); None: no limit."""
+    window: int | None = None
+    """Positions it has; None: no limit of its own."""
+
+    @classmethod
+    def load(cls, options: Mapping[str, Any], context: LoadContext) -> Self:  # noqa: ARG003 - most need no context
+        """Builds the drafter from its own keys of the speculative config."""
+        return cls(**options)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of its own KV storage per block of the target's; 0 without one."""
+        return 0
+
+    def allocate(self, num_blocks: int) -> None:  # noqa: B027 - most drafters have no storage
+        """Makes KV storage for as many blocks as the target has."""
+
+    @abstractmethod
+    def propose(self, views: Sequence[DraftView], keep_drafting: KeepDrafting) -> Proposal:
+        """One draft per view, of at most `view.k` tokens; an empty draft is plain decoding."""
+
+    def commit(self, accepted: Sequence[Accepted]) -> None:  # noqa: B027
+        """Rows that became final. Whatever the drafter holds beyond `end` is void."""
+
+    def release(self, request_id: int) -> None:  # noqa: B027
+        """Forgets a request: finished, cancelled or preempted."""
+
+    def audit(self) -> None:  # noqa: B027
+        """Asserts that its own books balance; called when the engine is idle."""
+
+
+def draw_drafts(
+    logits: Tensor, views: Sequence[DraftView], drafted: Sequence[Sequence[int]]
+) -> tuple[list[int], Tensor]:
+    """The next draft token of each view from the drafter's logits [R, V] over the target's ids.
+
+    Returns the tokens and the law [R, V] each was drawn from: to be passed on as it is, in rejection mode at T > 0.
+    """
+    import torch
+
+    rows = [
+        Row(view.sampling, view.tokens, view.prompt_length, prefix, view.end_ids)
+        for view, prefix in zip(views, drafted, strict=True)
+    ]
+    probs = distribution(logits, rows)
+    tokens = probs.argmax(-1)
+    sampled = [r for r, view in enumerate(views) if not is_deterministic(view)]
+    for mode in ("rejection", "coupled"):
+        mine = [r for r in sampled if views[r].verify_mode == mode]
+        if mine:
+            drawn = _draw(probs[mine], [views[r] for r in mine], [len(drafted[r]) for r in mine], mode)
+            tokens[torch.tensor(mine, device=tokens.device)] = drawn
+    return tokens.tolist(), probs
+
+
+def _draw(probs: Tensor, views: Sequence[DraftView], slots: Sequence[int], mode: str) -> Tensor:
+    """Slot k of the round at an anchor (rejection) or position anchor + 1 + k (coupled)."""
+    import numpy as np
+    import torch
+
+    if mode == "rejection":
+        numbers = [v.noise.uniforms(v.anchor, DRAFT, k + 1)[k] for v, k in zip(views, slots, strict=True)]
+        return draw(probs, torch.tensor(numbers, dtype=torch.float64, device=probs.device))
+    noise = [v.noise.gumbel(v.anchor + 1 + k, probs.shape[-1]) for v, k in zip(views, slots, strict=True)]
+    return draw_coupled(probs, torch.from_numpy(np.stack(noise)).to(probs.device))
+
+
+def is_deterministic(view: DraftView) -> bool:
+    """Whether the drafts of this view are point masses: greedy requests, and greedy drafting of sampled ones."""
+    return view.sampling.greedy or view.draft_greedily
+
+
+def law_of(view: DraftView, laws: Sequence[Tensor]) -> Tensor | None:
+    """[K, V] law to report for drafts made one by one: None for point masses and in coupled mode, which needs none."""
+    import torch
+
+    if is_deterministic(view) or view.verify_mode == "coupled" or not laws:
+        return None
+    return torch.stack(list(laws))
+
+
+__all__ = [
+    "Accepted",
+    "Draft",
+    "DraftView",
+    "Drafter",
+    "KeepDrafting",
+    "Proposal",
+    "draw_drafts",
+    "is_deterministic",
+    "law_of",
+]

@@ -1,0 +1,181 @@
+"""`--speculative-config`: one schema for JSON, YAML, flags and Python, with vLLM's key names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from forerun.drafters import DRAFTERS, drafter_class
+from forerun.drafters.base import Drafter, LoadContext
+from forerun.errors import OptionError, nearest
+from forerun.sampling import VerifyMode
+
+NOT_BUILT = {
+    "suffix": "suffix-tree decoding is not built; use 'ngram'",
+    **dict.fromkeys(("eagle", "eagle3", "dflash", "dspark"), "feature drafters are not part of this version"),
+    **dict.fromkeys(("mtp", "medusa", "mlp_speculator"), "this kind of drafter is not supported"),
+}
+"""Methods users of other engines ask for by name, and why they are refused."""
+
+FOREIGN = {
+    "speculative_algorithm": "method",
+    "speculative_draft_model_path": "model",
+    "speculative_draft_model": "model",
+    "speculative_model": "model",
+    "draft_model": "model",
+    "assistant_model": "model",
+    "draft_max": "num_speculative_tokens",
+    "spec_draft_n_max": "num_speculative_tokens",
+    "max_draft_len": "num_speculative_tokens",
+    "num_assistant_tokens": "num_speculative_tokens",
+    "prompt_lookup_num_tokens": "num_speculative_tokens",
+    "speculative_num_draft_tokens": "num_speculative_tokens (one less: SGLang counts the anchor)",
+    "max_matching_ngram_size": "prompt_lookup_max",
+    "draft_min": "min_draft",
+    "spec_draft_n_min": "min_draft",
+    "decoding_type": "method",
+    "draft_len_schedule": "num_speculative_tokens_per_batch_size",
+}
+"""Spellings of other engines -> ours, for the error message."""
+
+
+class SpeculativeConfig(BaseModel):
+    """One drafter and how it is used. Unknown keys, and keys the chosen drafter does not read, are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    method: str | None = None
+    """A name of the drafter table or `module:Class`; absent: `small` if `model` is given."""
+    model: str | None = None
+    """The drafter's model: directory, .gguf file, hub id or embedded name."""
+    revision: str | None = None
+    num_speculative_tokens: int | None = Field(default=None, ge=0)
+    """K, the most tokens drafted per round; 0 is plain decoding."""
+    num_speculative_tokens_per_batch_size: list[tuple[int, int, int]] | None = None
+    """[[from, to, K], ...], inclusive; gaps take the K before them."""
+    draft_sample_method: Literal["greedy", "probabilistic"] = "probabilistic"
+    """greedy: the draft law is one-hot at any temperature."""
+    rejection_sample_method: Literal["standard"] = "standard"
+    verify_mode: VerifyMode | None = None
+    policy: Literal["fixed"] = "fixed"
+    min_draft: int = Field(default=0, ge=0)
+    """A planned K below this becomes 0 before anything is drafted."""
+    prompt_lookup_max: int | None = Field(default=None, ge=1)
+    prompt_lookup_min: int | None = Field(default=None, ge=1)
+    max_model_len: int | None = Field(default=None, ge=1)
+    """The drafter's own context limit; K shrinks near it."""
+
+    @field_validator("num_speculative_tokens_per_batch_size", mode="before")
+    @classmethod
+    def _table(cls, value: Any) -> Any:
+        """Accepts the map form {"1-16": 3} too."""
+        if isinstance(value, Mapping):
+            ends = [(str(key).partition("-"), k) for key, k in value.items()]
+            return [[int(low), int(high or low), k] for (low, _, high), k in ends]
+        return value
+
+    @property
+    def name(self) -> str:
+        if self.method is not None:
+            return self.method
+        return "small" if self.model is not None else "vanilla"
+
+    def draft_length(self, default: int, batch_size: int) -> int:
+        """K before any limit of request, window or drafter, for a batch of that many requests."""
+        k = default if self.num_speculative_tokens is None else self.num_speculative_tokens
+        for low, _, planned in sorted(self.num_speculative_tokens_per_batch_size or ()):
+            if batch_size >= low:
+                k = min(planned, k if self.num_speculative_tokens is None else self.num_speculative_tokens)
+        return k if k >= self.min_draft else 0
+
+    def build(self, context: LoadContext) -> Drafter:
+        """Loads the drafter. OptionError for a key it does not read."""
+        if self.name in NOT_BUILT:
+            raise OptionError("method", f"{self.name!r}: {NOT_BUILT[self.name]}; known: {', '.join(DRAFTERS)}")
+        kind = drafter_class(self.name)
+        given = self.model_dump(exclude_none=True, exclude_unset=True)
+        options = {key: value for key, value in given.items() if key not in _SHARED}
+        for key in options:
+            if key not in kind.config_keys:
+                raise OptionError(key, f"the drafter {kind.name!r} does not use it; {nearest(key, kind.config_keys)}")
+        drafter = kind.load(options, context)
+        self._check_length(drafter)
+        return drafter
+
+    def _check_length(self, drafter: Drafter) -> None:
+        asked, longest = self.num_speculative_tokens, drafter.max_draft
+        if asked is not None and longest is not None and asked > longest:
+            raise OptionError("num_speculative_tokens", f"{asked} is more than {drafter.name!r} can draft ({longest})")
+
+
+_SHARED = frozenset(
+    {
+        "method",
+        "num_speculative_tokens",
+        "num_speculative_tokens_per_batch_size",
+        "draft_sample_method",
+        "rejection_sample_method",
+        "verify_mode",
+        "policy",
+        "min_draft",
+    }
+)
+"""Keys the engine reads itself."""
+
+
+def parse_config(value: str | Mapping[str, Any] | SpeculativeConfig) -> SpeculativeConfig:
+    """A config from a mapping, a JSON or YAML text, a path to such a file, or a bare method name."""
+    if isinstance(value, SpeculativeConfig):
+        return value
+    keys = value if isinstance(value, Mapping) else _read(value)
+    try:
+        return SpeculativeConfig(**{str(key).lstrip("-").replace("-", "_"): item for key, item in keys.items()})
+    except ValidationError as error:
+        raise _as_option_error(error) from None
+
+
+def _read(text: str) -> Mapping[str, Any]:
+    import yaml
+
+    if text.lower() in {*DRAFTERS, *NOT_BUILT, "draft_model"}:
+        return {"method": text}
+    if text.endswith((".json", ".yaml", ".yml")):
+        try:
+            text = Path(text).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError("--speculative-config", f"cannot read {text}: {error}") from None
+    elif not text.lstrip().startswith("{") and ":" not in text:
+        return {"model": text}
+    try:
+        parsed = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
+    except (json.JSONDecodeError, yaml.YAMLError) as error:
+        raise OptionError("--speculative-config", f"neither JSON nor YAML: {error}") from None
+    if not isinstance(parsed, Mapping):
+        raise OptionError("--speculative-config", f"expected keys and values, got {parsed!r}")
+    return parsed
+
+
+def _as_option_error(error: ValidationError) -> OptionError:
+    first = error.errors()[0]
+    key = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        hint = f"use {FOREIGN[key]!r}" if key in FOREIGN else nearest(key, SpeculativeConfig.model_fields)
+        return OptionError(key, f"unknown key of --speculative-config; {hint}")
+    return OptionError(key, f"{first['msg'].lower()}, got {first['input']!r}")
+
+
+def parse_configs(
+    value: str | Mapping[str, Any] | SpeculativeConfig | Sequence[Any] | None,
+) -> list[SpeculativeConfig]:
+    """One config per drafter; a comma-separated list of methods and a list of configs are allowed."""
+    if value is None:
+        return []
+    if isinstance(value, str) and "," in value and set(value.split(",")) <= {*DRAFTERS, *NOT_BUILT}:
+        value = value.split(",")
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [parse_config(item) for item in value]
+    return [parse_config(value)]

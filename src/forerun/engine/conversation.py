@@ -1,0 +1,72 @@
+"""Turns of one chat over kept KV rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from forerun.drafters.base import Accepted
+from forerun.engine.intake import Ask, Prompt, Speculative
+from forerun.engine.request import Chunk, Completion, Request
+from forerun.errors import EngineClosed, OptionError
+from forerun.sampling import Sampling
+
+if TYPE_CHECKING:
+    from forerun.engine.engine import Engine
+
+
+class Conversation:
+    """Turns of one chat whose keys and values stay in memory, so that a turn computes only what is new in its prompt.
+
+    Idle conversations give their rows back when running requests need them; the next turn then computes them again.
+    """
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        self._id = engine.intake.new_id()
+        self._tokens: list[int] = []
+        engine.core.kept[self._id] = []
+
+    def generate(
+        self, prompt: Prompt, sampling: Sampling | None = None, *, speculative: Speculative = None
+    ) -> Completion:
+        """The answer to a prompt that contains the whole conversation so far (as a rendered chat template does)."""
+        *_, last = self.stream(prompt, sampling, speculative=speculative)
+        assert last.completion is not None
+        return last.completion
+
+    def stream(
+        self, prompt: Prompt, sampling: Sampling | None = None, *, speculative: Speculative = None
+    ) -> Iterator[Chunk]:
+        """`generate`, yielding what each step adds. Closing the iterator cancels the turn and drops what was kept."""
+        engine = self._engine
+        if self._id not in engine.core.kept:
+            raise EngineClosed("the conversation is closed")
+        [request, *more] = engine.intake.requests([prompt], sampling, Ask(speculative))
+        if more:
+            raise OptionError("n", "a conversation has one sample a turn; use n = 1")
+        self._resume(request)
+        try:
+            yield from engine.follow([request])
+            self._tokens = list(request.tokens)
+        finally:
+            engine.core.kept.setdefault(self._id, [])
+
+    def _resume(self, request: Request) -> None:
+        """Hands the kept rows to the new turn, cut back to the prefix both share."""
+        core = self._engine.core
+        request.id = self._id
+        request.blocks, core.kept[self._id] = core.kept[self._id], []
+        shared = 0
+        if request.blocks:
+            # The newest token has no row yet, and the last prompt token must be fed to get logits.
+            longest = min(len(self._tokens), len(request.tokens)) - 1
+            while shared < longest and self._tokens[shared] == request.tokens[shared]:
+                shared += 1
+        request.rows = shared
+        core.pool.shrink(request.blocks, shared)
+        core.cut_drafters(Accepted(self._id, shared, shared, None))
+
+    def close(self) -> None:
+        """Frees what was kept."""
+        self._engine.core.drop_kept(self._id)

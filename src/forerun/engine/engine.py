@@ -1,0 +1,232 @@
+"""The synchronous front: load a pair, generate, stream, hold a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from forerun.drafters.base import Drafter
+from forerun.drafters.config import SpeculativeConfig
+from forerun.engine.conversation import Conversation
+from forerun.engine.core import EngineCore, Progress
+from forerun.engine.intake import Ask, Intake, Prompt, Speculative
+from forerun.engine.load import EngineOptions, load_drafters
+from forerun.engine.memory import num_blocks_for
+from forerun.engine.propose import LoadedDrafter
+from forerun.engine.request import Chunk, Completion, Request
+from forerun.errors import EngineClosed, RequestCancelled
+from forerun.sampling import Sampling
+from forerun.target.base import Target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Listener = Callable[[Chunk], None]
+
+
+class Engine:
+    """A target with its drafters, decoding any number of requests together.
+
+    >>> engine = Engine.load("embedded", drafter="ngram", num_speculative_tokens=4)
+    >>> [completion] = engine.generate("def area(", Sampling(temperature=0, max_tokens=8))
+    >>> completion.finish_reason
+    'length'
+
+    An engine belongs to one thread; `AsyncEngine` is the front for many callers.
+    """
+
+    def __init__(self, target: Target, drafters: Sequence[LoadedDrafter] = (), options: EngineOptions | None = None):
+        self.target = target
+        self.options = options or EngineOptions()
+        limits = self.options.limits
+        per_block = target.block_bytes + sum(entry.drafter.block_bytes for entry in drafters)
+        num_blocks = num_blocks_for(limits, per_block, target)
+        target.allocate(num_blocks)
+        for entry in drafters:
+            entry.drafter.allocate(num_blocks)
+        self.core = EngineCore(target, drafters, limits, num_blocks)
+        self.intake = Intake(target, drafters, num_blocks, self.options.verify_mode)
+        self._listeners: dict[int, Listener] = {}
+        self._closed = False
+
+    @classmethod
+    def load(
+        cls,
+        target: str | Target | PreTrainedModel = "embedded",
+        drafter: str | Mapping[str, Any] | SpeculativeConfig | Drafter | Sequence[Any] | None = None,
+        *,
+        tokenizer: Any = None,
+        **options: Any,
+    ) -> Engine:
+        """Loads a target and the drafters that run ahead of it.
+
+        Args:
+            target: hub id, directory of safetensors, .gguf file, `embedded`, a loaded `PreTrainedModel` (with
+                `tokenizer`) or a `Target`.
+            drafter: what `--speculative-config` takes (a method name, a model, JSON, a mapping), a `Drafter`, or a list
+                of these; None is plain decoding.
+            tokenizer: only with a loaded model.
+            options: see `EngineOptions`.
+
+        Raises:
+            OptionError: an unknown or unusable option, named. ModelError: a model cannot be used. DoesNotFit: too big.
+        """
+        from forerun.target.load import load_target
+
+        chosen = EngineOptions.of(options)
+        model = target
+        if not isinstance(model, Target):
+            model = load_target(
+                model,
+                tokenizer=tokenizer,
+                dtype=chosen.dtype,
+                device=chosen.device,
+                threads=chosen.threads,
+                revision=chosen.revision,
+                trust_remote_code=chosen.trust_remote_code,
+                max_model_len=chosen.max_model_len,
+            )
+        return cls(model, load_drafters(drafter, model, chosen), chosen)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        speculative: Speculative = None,
+        prediction: str | None = None,
+    ) -> list[Completion]:
+        """Completes prompts together; results in the order of (prompt, sample).
+
+        Args:
+            prompts: one prompt or several, each text or token ids.
+            sampling: one for all, or one per prompt; None: the model's own defaults.
+            speculative: per-request control, see `Speculative`.
+            prediction: text expected in the answer, offered to the n-gram drafter.
+
+        Raises:
+            PromptError, OptionError: before anything is computed. Any error of the target: after the step it hit.
+        """
+        requests = self.submit(prompts, sampling, speculative=speculative, prediction=prediction)
+        try:
+            while any(request.finish_reason is None for request in requests):
+                self.step()
+        finally:
+            self.cancel(requests)
+        return [self.result(request) for request in requests]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        speculative: Speculative = None,
+        prediction: str | None = None,
+    ) -> Iterator[Chunk]:
+        """Like `generate`, yielding what each step adds. Closing the iterator cancels what is unfinished."""
+        self._check_open()
+        return self.follow(self.intake.requests(prompts, sampling, Ask(speculative, prediction)))
+
+    def follow(self, requests: Sequence[Request]) -> Iterator[Chunk]:
+        """Queues requests made by `intake` and yields their chunks until all are done."""
+        chunks: list[Chunk] = []
+        for request in requests:
+            self._start(request, chunks.append)
+        try:
+            while chunks or any(request.finish_reason is None for request in requests):
+                if not chunks:
+                    self.step()
+                arrived, chunks[:] = list(chunks), []
+                yield from arrived
+            for request in requests:
+                self.result(request)
+        finally:
+            self.cancel(requests)
+
+    def conversation(self) -> Conversation:
+        """A chat whose keys and values stay between turns, so that a turn computes only what is new."""
+        self._check_open()
+        return Conversation(self)
+
+    def default_sampling(self, **changes: Any) -> Sampling:
+        """The model's own sampling defaults (its generation config) with changes."""
+        return self.intake.default_sampling(**changes)
+
+    def submit(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        speculative: Speculative = None,
+        prediction: str | None = None,
+        listener: Listener | None = None,
+    ) -> list[Request]:
+        """Queues requests; they advance with every `step`. All are checked before the first one is queued."""
+        self._check_open()
+        requests = self.intake.requests(prompts, sampling, Ask(speculative, prediction))
+        for request in requests:
+            self._start(request, listener)
+        return requests
+
+    def step(self) -> bool:
+        """One step of everything that is queued; False if there is nothing left to do."""
+        for one in self.core.step():
+            self._deliver(one)
+        return self.core.busy
+
+    def cancel(self, requests: Sequence[Request]) -> None:
+        """Takes unfinished requests out, quietly; their memory is free at once."""
+        for request in requests:
+            self._listeners.pop(request.id, None)
+            self.core.cancel(request)
+
+    @staticmethod
+    def result(request: Request) -> Completion:
+        """The completion of a finished request; raises the error it failed with."""
+        if request.error is not None:
+            raise request.error
+        if request.finish_reason in (None, "abort"):
+            raise RequestCancelled(f"request {request.id} was cancelled after {len(request.output)} tokens")
+        return request.completion()
+
+    def audit(self) -> None:
+        """Asserts that no KV block is lost or held twice, here and in the drafters."""
+        self.core.audit()
+
+    def close(self) -> None:
+        """Cancels everything, telling whoever listens; further calls raise EngineClosed."""
+        self._closed = True
+        for request in [*self.core.admission.running, *self.core.admission.waiting]:
+            self.core.cancel(request)
+            self._deliver(Progress(request))
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed("the engine is closed")
+
+    def _start(self, request: Request, listener: Listener | None) -> None:
+        if listener is not None:
+            self._listeners[request.id] = listener
+        if len(request.tokens) >= request.limit:  # max_tokens = 0: nothing to emit
+            request.finish_reason = "length"
+            self._deliver(Progress(request))
+        else:
+            self.core.add(request)
+
+    def _deliver(self, progress: Progress) -> None:
+        request = progress.request
+        done = request.finish_reason is not None
+        listener = self._listeners.pop(request.id, None) if done else self._listeners.get(request.id)
+        # An incomplete character at the end becomes U+FFFD, unless a stop string has cut the text before it.
+        text = request.text.finish(flush=not isinstance(request.stop_reason, str)) if done else request.text.release()
+        if listener is not None:
+            listener(Chunk.of(request, text, progress.token_ids, progress.from_draft, progress.rejected))
+
+
+__all__ = ["Engine", "Listener", "Prompt", "Speculative"]

@@ -1,0 +1,164 @@
+"""From what a caller asks to requests the loop can run: everything is checked here, before anything is computed."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from forerun.engine.propose import LoadedDrafter
+from forerun.engine.request import Request, SpeculativeOption
+from forerun.engine.text import TextStream
+from forerun.errors import OptionError, PromptError
+from forerun.sampling import Noise, Sampling, VerifyMode, check_ids
+from forerun.target.base import BLOCK_SIZE, Target
+from forerun.target.blocks import blocks_for
+
+Prompt = str | Sequence[int]
+"""Text, or token ids."""
+
+Speculative = bool | Mapping[str, Any] | None
+"""Per request. None or True: as loaded; False: plain; else any of the keys method, max_draft, verify_mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What the caller wants of all prompts of one call."""
+
+    speculative: Speculative = None
+    prediction: str | None = None
+
+
+class Intake:
+    """Makes requests for one engine. It numbers them; it does not queue them."""
+
+    def __init__(self, target: Target, loaded: Sequence[LoadedDrafter], num_blocks: int, verify_mode: VerifyMode):
+        self._target = target
+        self._names = [entry.name for entry in loaded]
+        self._num_blocks = num_blocks
+        self._mode = next((entry.config.verify_mode for entry in loaded if entry.config.verify_mode), verify_mode)
+        self._last_id = 0
+
+    def new_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def requests(
+        self, prompts: Prompt | Sequence[Prompt], sampling: Sampling | Sequence[Sampling] | None, ask: Ask
+    ) -> list[Request]:
+        """All samples of all prompts, in the order of (prompt, sample). PromptError or OptionError if one is wrong."""
+        many = as_prompts(prompts)
+        if sampling is None or isinstance(sampling, Sampling):
+            sampling = [sampling or self.default_sampling()] * len(many)
+        if len(sampling) != len(many):
+            raise OptionError("sampling", f"{len(sampling)} given for {len(many)} prompts")
+        pairs = enumerate(zip(many, sampling, strict=True))
+        return [request for index, (prompt, one) in pairs for request in self._samples(index, prompt, one, ask)]
+
+    def default_sampling(self, **changes: Any) -> Sampling:
+        """The model's own sampling defaults (its generation config) with changes."""
+        return Sampling(**{**self._target.sampling_defaults, **changes})
+
+    def _samples(self, index: int, prompt: Prompt, sampling: Sampling, ask: Ask) -> Iterator[Request]:
+        ids = self._prompt_ids(prompt)
+        ready = self._resolve(sampling)
+        limit = self._limit(ids, ready)
+        option, mode = self._speculative(ask.speculative)
+        predicted = self._target.tokenizer.encode(ask.prediction, False) if ask.prediction else ()
+        if predicted and sampling.n > 1:
+            raise OptionError("prediction", "cannot be combined with n > 1")
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        for sample in range(sampling.n):
+            yield Request(
+                id=self.new_id(),
+                tokens=list(ids),
+                prompt_length=len(ids),
+                sampling=ready,
+                noise=Noise.of(seed, sample),
+                verify_mode=mode,
+                limit=limit,
+                text=self._text(ready),
+                eos_ids=self._target.eos_token_ids,
+                speculative=option,
+                prediction=predicted,
+                prompt_index=index,
+                sample_index=sample,
+            )
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        window, vocab = self._target.window, self._target.vocab_size
+        ids = self._target.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        if not ids:
+            raise PromptError("prompt", "is empty; give at least one token")
+        if len(ids) >= window:
+            raise PromptError("prompt", f"has {len(ids)} tokens; the window of {window} leaves room for {window - 1}")
+        outside = [token for token in ids if not 0 <= token < vocab]
+        if outside:
+            raise PromptError("prompt", f"token {outside[0]} is outside the vocabulary of {vocab}")
+        return ids
+
+    def _limit(self, prompt: Sequence[int], sampling: Sampling) -> int:
+        """Most tokens the request may hold. Without max_tokens it ends where the window or all the KV memory ends."""
+        window, rows = self._target.window, self._num_blocks * BLOCK_SIZE
+        asked = window if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
+        limit = min(asked, window)
+        if sampling.max_tokens is None and len(prompt) <= rows:
+            return min(limit, rows + 1)
+        if blocks_for(limit - 1) > self._num_blocks:
+            raise PromptError(
+                "max_tokens",
+                f"a prompt of {len(prompt)} tokens and {sampling.max_tokens} new ones need {limit - 1} KV rows, there "
+                f"are {rows}; lower it or raise kv_cache_memory_bytes",
+            )
+        return limit
+
+    def _resolve(self, sampling: Sampling) -> Sampling:
+        """Text in `bad_words` becomes ids, at the start of a word and inside one; every id is checked."""
+        words: list[Sequence[int]] = []
+        for word in sampling.bad_words:
+            if isinstance(word, str):
+                forms = {tuple(self._target.tokenizer.encode(form, False)) for form in (word, " " + word.lstrip())}
+                words += [form for form in sorted(forms) if form]
+            else:
+                words.append(tuple(word))
+        ready = replace(sampling, bad_words=tuple(words)) if sampling.bad_words else sampling
+        check_ids(ready, self._target.vocab_size)
+        return ready
+
+    def _text(self, sampling: Sampling) -> TextStream:
+        tokenizer, skip = self._target.tokenizer, sampling.skip_special_tokens
+        return TextStream(
+            lambda ids: tokenizer.decode(ids, skip), sampling.stop_strings, sampling.include_stop_str_in_output
+        )
+
+    def _speculative(self, asked: Speculative) -> tuple[SpeculativeOption, VerifyMode]:
+        if asked is False:
+            return SpeculativeOption(methods=()), self._mode
+        given = {} if asked is None or asked is True else dict(asked)
+        method, most = given.pop("method", None), given.pop("max_draft", None)
+        mode = given.pop("verify_mode", self._mode)
+        if given:
+            raise OptionError(f"speculative.{next(iter(given))}", "unknown; known: method, max_draft, verify_mode")
+        methods = None if method is None else ((method,) if isinstance(method, str) else tuple(method))
+        for name in methods or ():
+            if name not in self._names and name != "vanilla":
+                known = ", ".join(self._names) or "none"
+                raise OptionError("speculative.method", f"{name!r} is not loaded; loaded: {known}")
+        if most is not None and (not isinstance(most, int) or most < 0):
+            raise OptionError("speculative.max_draft", f"must be an integer >= 0, got {most!r}")
+        if mode not in ("rejection", "coupled"):
+            raise OptionError("speculative.verify_mode", f"must be 'rejection' or 'coupled', got {mode!r}")
+        return SpeculativeOption(methods, most), mode
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt (a string, or a sequence of ids) or several, as a list."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items: list[Any] = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        return [items]
+    if not items:
+        raise PromptError("prompt", "is empty; give at least one prompt")
+    return items

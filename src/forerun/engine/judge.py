@@ -1,0 +1,85 @@
+"""From the target's logits to a verdict per round: the only place where laws, noise and drafts meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from forerun.engine.request import Request
+from forerun.sampling import ACCEPT, FINAL, Row, distribution
+from forerun.verify import Draft, Verdict, couple_packed, reject_packed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One request's verification: its draft and where its rows of logits begin."""
+
+    request: Request
+    draft: Draft
+    first_row: int
+
+    @property
+    def rows(self) -> range:
+        return range(self.first_row, self.first_row + len(self.draft.tokens) + 1)
+
+    @property
+    def coupled(self) -> bool:
+        # Greedy laws are point masses: both rules agree there and neither looks at its noise.
+        return self.request.verify_mode == "coupled" and not self.request.sampling.greedy
+
+
+def judge(rounds: Sequence[Round], logits: Tensor) -> list[tuple[int, int]]:
+    """(accepted, next token) of each round; logits [sum(l + 1), V] in the order of the rounds."""
+    laws = distribution(logits, [row for one in rounds for row in _places(one)])
+    verdicts: list[tuple[int, int]] = [(0, 0)] * len(rounds)
+    for coupled in (False, True):
+        mine = [i for i, one in enumerate(rounds) if one.coupled is coupled]
+        if not mine:
+            continue
+        group = [rounds[i] for i in mine]
+        own = laws if len(group) == len(rounds) else laws[[row for one in group for row in one.rows]]
+        verdict = (_couple if coupled else _reject)(group, own)
+        for i, accepted, token in zip(mine, verdict.accepted.tolist(), verdict.next_token.tolist(), strict=True):
+            verdicts[i] = accepted, token
+    return verdicts
+
+
+def _places(one: Round) -> list[Row]:
+    request, drafted = one.request, one.draft.tokens
+    return [
+        Row(request.sampling, request.tokens, request.prompt_length, drafted[:j], request.end_ids)
+        for j in range(len(drafted) + 1)
+    ]
+
+
+def _reject(rounds: Sequence[Round], laws: Tensor) -> Verdict:
+    accept = [_uniforms(one, ACCEPT, len(one.draft.tokens)) for one in rounds]
+    final = [_uniforms(one, FINAL, 1) for one in rounds]
+    return reject_packed(
+        [one.draft for one in rounds],
+        laws,
+        torch.from_numpy(np.concatenate(accept)).to(laws.device),
+        torch.from_numpy(np.concatenate(final)).to(laws.device),
+    )
+
+
+def _uniforms(one: Round, purpose: int, count: int) -> np.ndarray:
+    if one.request.sampling.greedy or count == 0:
+        return np.zeros(count)  # point masses: never looked at
+    return one.request.noise.uniforms(one.request.anchor, purpose, count)
+
+
+def _couple(rounds: Sequence[Round], laws: Tensor) -> Verdict:
+    noise = [
+        one.request.noise.gumbel(one.request.anchor + 1 + j, laws.shape[-1])
+        for one in rounds
+        for j in range(len(one.draft.tokens) + 1)
+    ]
+    return couple_packed([one.draft for one in rounds], laws, torch.from_numpy(np.stack(noise)).to(laws.device))

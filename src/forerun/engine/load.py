@@ -1,0 +1,85 @@
+"""Options of an engine, and loading what it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from forerun.drafters.base import Drafter, LoadContext
+from forerun.drafters.config import SpeculativeConfig, parse_configs
+from forerun.engine.admission import Limits
+from forerun.engine.propose import LoadedDrafter
+from forerun.errors import OptionError, nearest
+from forerun.sampling import VerifyMode
+from forerun.target.base import Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Options of `Engine.load` beside the models themselves."""
+
+    dtype: str = "auto"
+    """auto (the checkpoint's), float32, bfloat16, float16 or float64; of target and drafter."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    threads: int | None = None
+    """CPU threads of torch; None leaves its default."""
+    verify_mode: VerifyMode = "rejection"
+    """rejection: the target's law. coupled: the same seed gives identical tokens with any drafter and without one."""
+    num_speculative_tokens: int | None = None
+    """K of every drafter that does not set its own."""
+    max_model_len: int | None = None
+    """Window, if shorter than the model's."""
+    revision: str | None = None
+    trust_remote_code: bool = False
+    max_num_seqs: int = Limits().max_num_seqs
+    max_num_batched_tokens: int = Limits().max_num_batched_tokens
+    kv_cache_memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.verify_mode not in ("rejection", "coupled"):
+            raise OptionError("verify_mode", f"must be 'rejection' or 'coupled', got {self.verify_mode!r}")
+        if self.num_speculative_tokens is not None and self.num_speculative_tokens < 0:
+            raise OptionError("num_speculative_tokens", f"must be >= 0, got {self.num_speculative_tokens}")
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.max_num_seqs, self.max_num_batched_tokens, self.kv_cache_memory_bytes)
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> EngineOptions:
+        """OptionError with the nearest name for an unknown option."""
+        known = {field.name for field in fields(cls)}
+        for name in options:
+            if name not in known:
+                raise OptionError(name, f"unknown option of Engine.load; {nearest(name, known)}")
+        return cls(**options)
+
+
+def load_drafters(given: Any, target: Target, options: EngineOptions) -> list[LoadedDrafter]:
+    """Drafters from what `--speculative-config` takes, from `Drafter`s, or from a list of both, in that order.
+
+    K of `options` is the default of every drafter that does not set its own.
+    """
+    loaded: list[LoadedDrafter] = []
+    for item in given if isinstance(given, (list, tuple)) else [given]:
+        if isinstance(item, Drafter):
+            config = SpeculativeConfig(method=item.name, num_speculative_tokens=options.num_speculative_tokens)
+            loaded.append(LoadedDrafter(item, config))
+            continue
+        for config in parse_configs(item):
+            if config.num_speculative_tokens is None and options.num_speculative_tokens is not None:
+                config = config.model_copy(update={"num_speculative_tokens": options.num_speculative_tokens})
+            drafter = config.build(_context(target, options))
+            if drafter.max_draft != 0:  # vanilla never drafts: plain decoding needs no drafter
+                loaded.append(LoadedDrafter(drafter, config))
+    names = [entry.name for entry in loaded]
+    if len(set(names)) < len(names):
+        raise OptionError("--drafter", f"each kind can be loaded once, got {', '.join(names)}")
+    return loaded
+
+
+def _context(target: Target, options: EngineOptions) -> LoadContext:
+    dtype = str(target.dtype).removeprefix("torch.")
+    return LoadContext(target, dtype, target.device.type, options.trust_remote_code)
