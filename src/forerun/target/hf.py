@@ -1,0 +1,153 @@
+"""Any Hugging Face causal LM as a target, through transformers' attention interface and our own KV storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from forerun.target.attention import CURRENT, LayerStore, LoopPlan, PaddedPlan, Pass
+from forerun.target.base import BLOCK_SIZE, Batch, Forward, Target, Tokenizer
+from forerun.target.probe import Anatomy, examine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Attention = Literal["auto", "loop", "padded"]
+
+
+class HFTarget(Target):
+    """A transformers model over packed rows. The model belongs to the target from here on: its attention is ours.
+
+    Args:
+        model: a causal LM on its device, in its dtype.
+        tokenizer: its tokenizer.
+        max_model_len: serve a shorter window than the model has.
+        attention: `loop` or `padded`; `auto` chooses by the device, `attention_reason` says why.
+
+    Raises:
+        UnsupportedModel: it could not be decoded exactly here; the message names the layer.
+        OptionError: `max_model_len` is more than the model has.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: Tokenizer,
+        *,
+        name: str | None = None,
+        max_model_len: int | None = None,
+        attention: Attention = "auto",
+    ):
+        model.train(False).requires_grad_(False)
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name or model.config.name_or_path or type(model).__name__
+        self.anatomy: Anatomy = examine(model, max_model_len)
+        self.window = self.anatomy.window
+        self.vocab_size = self.anatomy.vocab_size
+        self.hidden_size = self.anatomy.hidden_size
+        self.num_layers = len(self.anatomy.layers)
+        self.dtype, self.device = model.dtype, model.device
+        self.eos_token_ids = _eos_ids(model)
+        self.sampling_defaults: Mapping[str, float] = _sampling_defaults(model)
+        self._plan, self.attention_reason = _choose_plan(attention, self.device)
+        self.linear_reason = "plain linear layers: the model was given as it is"
+        self._stores: dict[nn.Module, LayerStore] = {}
+
+    @property
+    def block_bytes(self) -> int:
+        row = sum(a.kv_heads * (a.key_dim + a.value_dim) for a in self.anatomy.attentions)
+        return row * BLOCK_SIZE * self.dtype.itemsize
+
+    def allocate(self, num_blocks: int) -> None:
+        self._stores.clear()
+        rows = num_blocks * BLOCK_SIZE
+
+        def storage(heads: int, dim: int) -> Tensor:
+            # Zeros, not garbage: a NaN in a row nobody wrote would survive a mask (0 * NaN).
+            return torch.zeros(rows, heads, dim, dtype=self.dtype, device=self.device)
+
+        for a in self.anatomy.attentions:
+            keys, values = storage(a.kv_heads, a.key_dim), storage(a.kv_heads, a.value_dim)
+            self._stores[a.module] = LayerStore(keys, values, a.window)
+
+    def forward(self, batch: Batch, taps: Sequence[int] = ()) -> Forward:
+        """See `Target.forward`. The results are ordinary tensors without a graph: training may use them as they are."""
+        assert max(batch.positions) < self.window, "a row lies beyond the window"
+        slots = torch.tensor(batch.slots, device=self.device)
+        token = CURRENT.set(Pass(self._stores, slots, self._plan(batch, self.device)))
+        try:
+            with torch.inference_mode(), _tapped(self.anatomy, taps) as seen:
+                hidden = self.anatomy.run(
+                    torch.tensor([batch.token_ids], device=self.device),
+                    torch.tensor([batch.positions], device=self.device),
+                )  # [1, T, H], after the final norm
+        finally:
+            CURRENT.reset(token)
+        with torch.no_grad():
+            index = torch.tensor(batch.logit_index, dtype=torch.long, device=self.device)
+            features = torch.cat([seen[h] for h in taps], -1) if taps else None
+            return Forward(self.logits(hidden[0].index_select(0, index)), features)
+
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        normed: Tensor = self.anatomy.norm(hidden)
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        rows = hidden.reshape(1, -1, self.hidden_size)
+        if rows.shape[1] == 0:
+            return hidden.new_empty(*hidden.shape[:-1], self.vocab_size)
+        return self.anatomy.head(rows).reshape(*hidden.shape[:-1], self.vocab_size)
+
+
+@contextmanager
+def _tapped(anatomy: Anatomy, taps: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    """What hidden states h are during a pass: the input of decoder layer h, and of the final norm for h = n."""
+    assert list(taps) == sorted(set(taps)), f"taps must ascend: {taps}"
+    seen: dict[int, Tensor] = {}
+    readers = [*anatomy.layers, anatomy.norm]
+
+    def watch(h: int) -> Any:
+        def keep(_module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+            # A copy: some models add to the residual stream in place.
+            seen[h] = (args[0] if args else kwargs["hidden_states"])[0].clone()  # [T, H]
+
+        return keep
+
+    handles = [readers[h].register_forward_pre_hook(watch(h), with_kwargs=True) for h in taps]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _choose_plan(attention: Attention, device: torch.device) -> tuple[type[LoopPlan] | type[PaddedPlan], str]:
+    if attention == "auto":
+        if device.type == "cpu":
+            return LoopPlan, "loop: on a CPU one call per request costs little and nothing is padded"
+        return PaddedPlan, f"padded: on {device.type} launches cost more than padding"
+    return (LoopPlan if attention == "loop" else PaddedPlan), f"{attention}: asked for"
+
+
+def _eos_ids(model: PreTrainedModel) -> frozenset[int]:
+    configs = [model.config, model.config.get_text_config(), getattr(model, "generation_config", None)]
+    found: set[int] = set()
+    for config in configs:
+        ids = getattr(config, "eos_token_id", None)
+        found |= set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
+    return frozenset(found)
+
+
+SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def _sampling_defaults(model: PreTrainedModel) -> dict[str, float]:
+    """What the generation config says, as vLLM reads it: only the fields it sets; greedy where it does not sample."""
+    config = getattr(model, "generation_config", None)
+    fields = {name: getattr(config, name, None) for name in SAMPLING_FIELDS}
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,0 +1,164 @@
+"""From what a user typed after `--target` to a target: an id, a folder, a GGUF file, a model of the package."""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+
+from forerun.errors import ModelError, OptionError
+from forerun.target.checkpoint import Checkpoint, check_fits, inspect_folder
+from forerun.target.hf import HFTarget
+from forerun.target.packed import pack_linears
+from forerun.target.pretrained import first_line, pretrained
+from forerun.target.tokenizer import HFTokenizer, shared_vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+EMBEDDED = {"embedded": "target", "embedded-small": "small"}
+"""Names of the models in the package, and their folders under forerun/embedded."""
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+
+
+def load_target(
+    source: str | Path | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: int | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    max_model_len: int | None = None,
+) -> HFTarget:
+    """Loads a model and takes it apart.
+
+    Args:
+        source: a Hugging Face id, a folder with safetensors, a `.gguf` file, `embedded`, `embedded-small`, or a loaded
+            model (its dtype and device are kept; `tokenizer` then goes with it).
+        tokenizer: only with a loaded model.
+        dtype: `auto` is the checkpoint's own; float32 for a float16 one on a CPU; bfloat16 for GGUF.
+        device: `auto` is cuda where there is one, else the CPU.
+        threads: CPU threads of torch, for the whole process.
+        revision: branch, tag or commit of a Hugging Face id.
+        trust_remote_code: run code that comes with the checkpoint.
+        max_model_len: serve a shorter window than the model has.
+
+    Raises:
+        ModelError: it cannot be loaded; `UnsupportedModel`, `DoesNotFit` are kinds of it.
+        OptionError: an option has a value that cannot be used.
+    """
+    if threads is not None:
+        if threads < 1:
+            raise OptionError("--threads", f"must be at least 1, got {threads}")
+        torch.set_num_threads(threads)
+    if not isinstance(source, (str, Path)):
+        if tokenizer is None:
+            raise OptionError("tokenizer", "a loaded model needs its tokenizer")
+        return HFTarget(source, HFTokenizer(tokenizer), max_model_len=max_model_len)
+    place = choose_device(device)
+    checkpoint, chosen = _resolve(str(source), dtype, place, revision, trust_remote_code)
+    check_fits(checkpoint, chosen, place)
+    options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    model, inner = pretrained(str(source), checkpoint.folder, chosen, options, use_safetensors=True)
+    name = Path(source).stem if str(source).endswith(".gguf") else str(source)
+    cast(Any, model).to(place)
+    target = HFTarget(model, HFTokenizer(inner), name=name, max_model_len=max_model_len)
+    target.linear_reason = pack_linears(target.model)
+    return target
+
+
+def choose_device(device: Device) -> torch.device:
+    """OptionError names a device that is not there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device not in there:
+        raise OptionError("--device", f"must be one of auto, {', '.join(there)}, got {device!r}")
+    if not there[device]:
+        raise OptionError("--device", f"torch {torch.__version__} finds no {device} device here; use cpu or auto")
+    return torch.device(device)
+
+
+def choose_dtype(dtype: Dtype, own: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype to load in, `own` being the checkpoint's."""
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+    if dtype == "auto":
+        # A CPU has no float16 arithmetic of its own to speak of; float32 holds every float16 value.
+        return torch.float32 if own == torch.float16 and device.type == "cpu" else own
+    if dtype not in known:
+        raise OptionError("--dtype", f"must be one of auto, {', '.join(known)}, got {dtype!r}")
+    return known[dtype]
+
+
+# ------------------------------------------------------------------------------------------------------- where it is
+
+
+def _resolve(
+    source: str, dtype: Dtype, device: torch.device, revision: str | None, trust_remote_code: bool
+) -> tuple[Checkpoint, torch.dtype]:
+    """The folder a source stands for, and the dtype to load it in."""
+    if source.endswith(".gguf") or Path(source).is_file():
+        from forerun.target.gguf import converted
+
+        chosen = choose_dtype(dtype, torch.bfloat16, device)
+        return inspect_folder(converted(_gguf_file(Path(source)), chosen)), chosen
+    checkpoint = inspect_folder(_folder(source, revision, trust_remote_code))
+    text = checkpoint.config.get("text_config") or checkpoint.config
+    own = text.get("dtype") or text.get("torch_dtype") or checkpoint.config.get("dtype") or "float32"
+    return checkpoint, choose_dtype(dtype, getattr(torch, str(own).removeprefix("torch.")), device)
+
+
+def _gguf_file(path: Path) -> Path:
+    if not path.exists():
+        raise ModelError(f"--target: {path} does not exist (looked for {path.absolute()})")
+    if path.suffix != ".gguf" or not path.is_file():
+        raise ModelError(f"--target: {path} is neither a model folder nor a .gguf file")
+    return path
+
+
+def _folder(source: str, revision: str | None, trust_remote_code: bool) -> Path:
+    if source in EMBEDDED:
+        folder = Path(str(importlib.resources.files("forerun"))) / "embedded" / EMBEDDED[source]
+        if not folder.is_dir():
+            raise ModelError(f"--target: this installation of forerun has no model {source!r}; name another one")
+        return folder
+    if Path(source).is_dir():
+        return Path(source)
+    if not HUB_ID.fullmatch(source):
+        raise ModelError(f"--target: {source} does not exist (looked for {Path(source).absolute()})")
+    return _download(source, revision, trust_remote_code)
+
+
+def _download(source: str, revision: str | None, trust_remote_code: bool) -> Path:
+    """The hub's copy of a model, from the local cache where it is there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    tried = f"neither the folder {Path(source).absolute()} nor"
+    patterns = HUB_FILES + (["*.py"] if trust_remote_code else [])
+    try:
+        return Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
+    except RevisionNotFoundError as error:
+        raise OptionError("--revision", f"{source} has no revision {revision!r}") from error
+    except GatedRepoError as error:
+        raise ModelError(f"--target: {source} asks for a licence to be accepted and a login on the hub") from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(f"--target: {tried} a model {source!r} on the Hugging Face hub exists") from error
+    except Exception as error:  # Network errors come in the kinds of several libraries.
+        raise ModelError(
+            f"--target: {tried} a copy of {source!r} in the hub's cache is there, and it could not be fetched "
+            f"({type(error).__name__}: {first_line(error)})"
+        ) from error
+
+
+__all__ = ["EMBEDDED", "choose_device", "choose_dtype", "load_target", "shared_vocabulary"]

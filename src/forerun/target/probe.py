@@ -1,0 +1,389 @@
+"""Looks at a model once, before it is served: where its parts are, what its attention asks for, what must be refused.
+
+Nothing here goes by architecture names. The model runs a few tokens with a recording attention function and a
+recording mask function; what it passes to them is what it will pass later. A layer that does not call us, passes an
+argument we do not understand or keeps state that cannot be cut back is a refusal that names the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from forerun.errors import OptionError, UnsupportedModel
+from forerun.target.attention import Rule, additive, attend, forerun_attention, visible
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+PROBE_TOKENS = 5
+KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
+IGNORED_ARGUMENTS = {"dropout", "position_ids", "cache_position", "use_cache", "is_causal"}
+"""Arguments that change nothing for us: dropout is off, positions come with the rotated keys, and every attention of a
+decoder layer is causal (the mask function's law is checked)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """The attention of one decoder layer, as it presented itself."""
+
+    module: nn.Module
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """Where a model's parts are and what they look like."""
+
+    decoder: nn.Module
+    """Embedding to final norm."""
+    layers: Sequence[nn.Module]
+    norm: nn.Module
+    attentions: Sequence[LayerAttention]
+    head: Callable[[Tensor], Tensor]
+    """Logits [1, N, V] of normed hidden states [1, N, H], by the model's own code."""
+    hidden_size: int
+    vocab_size: int
+    window: int
+    notes: Sequence[str]
+    """Decisions a user may want to know about."""
+
+    def run(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """[1, T] -> [1, T, H], after the final norm."""
+        return _run(self.decoder, token_ids, positions)
+
+
+def examine(model: PreTrainedModel, max_model_len: int | None = None) -> Anatomy:
+    """Takes a model apart and leaves it with `attn_implementation="forerun"`.
+
+    Raises:
+        UnsupportedModel: with the layer and the reason.
+        OptionError: `max_model_len` exceeds what can be served.
+    """
+    config = model.config.get_text_config()
+    _refuse_by_config(model, config)
+    window, notes = _window(config, max_model_len)
+    decoder = decoder_of(model)
+    layers = _decoder_layers(model, decoder, config)
+    with _attention(model, "forerun_probe"), torch.inference_mode():
+        norm, hidden, record = _observe(model, decoder, layers)
+    attentions = [_attention_of(i, layer, record, config, window) for i, layer in enumerate(layers)]
+    _check_calls(record, attentions)
+    head = _head(model, decoder)
+    with torch.inference_mode():
+        logits = head(hidden)
+    _check_against_stock(model, logits)
+    AttentionInterface.register("forerun", forerun_attention)
+    model.set_attn_implementation("forerun")
+    return Anatomy(decoder, layers, norm, attentions, head, hidden.shape[-1], logits.shape[-1], window, notes)
+
+
+def decoder_of(model: PreTrainedModel) -> Any:
+    """Embedding to final norm, the language model of a multimodal one."""
+    return cast(Any, model).get_decoder()
+
+
+# -------------------------------------------------------------------------------------------------- from the config
+
+
+def _refuse_by_config(model: PreTrainedModel, config: PretrainedConfig) -> None:
+    name = type(model).__name__
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"{name}: encoder-decoder models are not served; --target must be a decoder-only model")
+    for i, kind in enumerate(getattr(config, "layer_types", None) or ()):
+        if kind not in KNOWN_LAYER_TYPES:
+            raise UnsupportedModel(f"{name}: layer {i} is {kind}, whose state cannot be cut back to an earlier token")
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModel(f"{name}: it keeps a recurrent state, which cannot be cut back to an earlier token")
+
+
+def _window(config: PretrainedConfig, max_model_len: int | None) -> tuple[int, list[str]]:
+    """Positions that can be served, and what to say about it."""
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    notes: list[str] = []
+    for kind, rope in _ropes(config):
+        if kind == "longrope":
+            # Its factors follow the longest position of a call: in a packed pass one long request would change the
+            # rotation of all others. Within the original length they are always the short ones.
+            original = rope.get("original_max_position_embeddings") or config.original_max_position_embeddings
+            limit = min(limit or original, original)
+            notes.append(f"longrope: the window is limited to {original} positions, where its factors are fixed")
+        elif "dynamic" in kind:
+            if limit is None:
+                raise UnsupportedModel(f"{kind} RoPE without max_position_embeddings: its factors follow the length")
+            notes.append(f"{kind} RoPE: the window is limited to {limit} positions, where its factors are fixed")
+    if max_model_len is None:
+        if limit is None:
+            raise OptionError("--max-model-len", "the model's config names no maximum of positions; give one")
+        return limit, notes
+    if max_model_len < 1 or (limit is not None and max_model_len > limit):
+        reason = f" ({notes[0]})" if notes else ""
+        raise OptionError("--max-model-len", f"must be in 1 .. {limit}{reason}, got {max_model_len}")
+    return max_model_len, notes
+
+
+def _ropes(config: PretrainedConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(type, parameters) of every RoPE of the model: one, or one per kind of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict) and "rope_type" in value]
+    for rope in nested or [parameters]:
+        if "rope_type" in rope:
+            yield rope["rope_type"], rope
+
+
+def _decoder_layers(model: PreTrainedModel, decoder: nn.Module, config: PretrainedConfig) -> list[nn.Module]:
+    for child in decoder.children():
+        if isinstance(child, nn.ModuleList) and len(child) == config.num_hidden_layers:
+            return list(child)
+    raise UnsupportedModel(
+        f"{type(model).__name__}: no list of {config.num_hidden_layers} decoder layers in {type(decoder).__name__}"
+    )
+
+
+# --------------------------------------------------------------------------------------------------- from one pass
+
+
+@dataclass(slots=True)
+class _Call:
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Any
+    window: int | None
+    unknown: list[str]
+
+
+@dataclass(slots=True)
+class _Record:
+    """What one probing pass left: attention calls in order, and the law of each mask that was made."""
+
+    calls: list[_Call] = field(default_factory=list)
+    laws: dict[int, tuple[Tensor, Callable[..., Tensor]]] = field(default_factory=dict)
+
+
+_RECORD: ContextVar[_Record] = ContextVar("forerun_probe_record")
+
+
+def _recording_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any,
+    scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None, **others: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    unknown = [k for k, v in others.items() if k not in IGNORED_ARGUMENTS and v is not None and v is not False]
+    _RECORD.get().calls.append(_Call(module, query, key, value, attention_mask, sliding_window, unknown))
+    rule = Rule(query.shape[-1] ** -0.5 if scaling is None else scaling, None, softcap)
+    places = torch.arange(query.shape[2], device=query.device)
+    mask = additive(visible(places, places, None).repeat(query.shape[1] // key.shape[1], 1), query.dtype)
+    return attend(query, key, value, mask, rule), None
+
+
+def _recording_mask(q_length: int, kv_length: int, mask_function: Callable[..., Tensor], **_: Any) -> Tensor:
+    mask = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool).tril()
+    _RECORD.get().laws[id(mask)] = (mask, mask_function)
+    return mask
+
+
+@contextmanager
+def _attention(model: PreTrainedModel, implementation: str) -> Iterator[None]:
+    """The model with another attention, set back afterwards."""
+    AttentionInterface.register("forerun_probe", _recording_attention)
+    AttentionMaskInterface.register("forerun_probe", _recording_mask)
+    before = model.config._attn_implementation
+    model.set_attn_implementation(implementation)
+    if decoder_of(model).config._attn_implementation != implementation:
+        raise UnsupportedModel(f"{type(model).__name__} does not use transformers' attention interface")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _probe_ids(model: PreTrainedModel) -> Tensor:
+    return torch.arange(1, PROBE_TOKENS + 1, device=model.device)[None]  # [1, T]
+
+
+def _run(decoder: nn.Module, token_ids: Tensor, positions: Tensor) -> Tensor:
+    hidden: Tensor = decoder(input_ids=token_ids, position_ids=positions, use_cache=False).last_hidden_state
+    return hidden
+
+
+def _observe(
+    model: PreTrainedModel, decoder: nn.Module, layers: Sequence[nn.Module]
+) -> tuple[nn.Module, Tensor, _Record]:
+    """One pass over a few tokens: the final norm, the normed hidden states and the record."""
+    seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+
+    def watch(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        given = args[0] if args else kwargs.get("hidden_states")
+        result = output[0] if isinstance(output, tuple) else output
+        if isinstance(given, Tensor) and isinstance(result, Tensor):
+            seen[module] = (given, result)
+
+    watched = [*layers, *(m for m in decoder.children() if not isinstance(m, nn.ModuleList))]
+    handles = [m.register_forward_hook(watch, with_kwargs=True) for m in watched]
+    record = _Record()
+    token = _RECORD.set(record)
+    try:
+        ids = _probe_ids(model)
+        hidden = _run(decoder, ids, ids - 1)
+    except (TypeError, AttributeError) as error:
+        raise UnsupportedModel(f"{type(model).__name__} does not run on packed rows: {error}") from error
+    finally:
+        _RECORD.reset(token)
+        for handle in handles:
+            handle.remove()
+    return _final_norm(model, layers, seen, hidden), hidden, record
+
+
+def _final_norm(
+    model: PreTrainedModel, layers: Sequence[nn.Module], seen: dict[nn.Module, tuple[Tensor, Tensor]], hidden: Tensor
+) -> nn.Module:
+    """The module between the last layer's output and the decoder's; also checks that every layer can be tapped."""
+    for i, layer in enumerate(layers):
+        if layer not in seen or seen[layer][0].shape != hidden.shape:
+            raise UnsupportedModel(
+                f"{type(model).__name__}: layer {i} ({type(layer).__name__}) does not carry one hidden state [T, H]"
+            )
+    for module, (given, result) in seen.items():
+        if module not in layers and _same(given, seen[layers[-1]][1]) and _same(result, hidden):
+            return module
+    raise UnsupportedModel(f"{type(model).__name__}: no final norm found between the last layer and the head")
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.data_ptr() == b.data_ptr()
+
+
+def _attention_of(
+    number: int, layer: nn.Module, record: _Record, config: PretrainedConfig, served: int
+) -> LayerAttention:
+    inside = set(layer.modules())
+    calls = [call for call in record.calls if call.module in inside]
+    where = f"layer {number} ({type(layer).__name__})"
+    if len(calls) != 1:
+        raise UnsupportedModel(
+            f"{where} called the attention interface {len(calls)} times, once was expected; "
+            "recurrent and other layers of their own kind cannot be cut back to an earlier token"
+        )
+    call = calls[0]
+    if call.unknown:
+        raise UnsupportedModel(
+            f"{where} passes {', '.join(call.unknown)} to its attention, which is not understood here"
+        )
+    heads, rows, key_dim = call.key.shape[1:]
+    if rows != PROBE_TOKENS or call.query.shape[2] != PROBE_TOKENS:
+        raise UnsupportedModel(f"{where} attends over {rows} rows where {PROBE_TOKENS} were given")
+    window = _window_of(call, where, record, config, served)
+    return LayerAttention(call.module, heads, key_dim, call.value.shape[-1], window)
+
+
+def _window_of(call: _Call, where: str, record: _Record, config: PretrainedConfig, served: int) -> int | None:
+    """The sliding window that the layer's mask has. Some models do not pass it on to their attention: in transformers
+    the mask is what counts, the argument is for kernels without masks."""
+    if id(call.mask) not in record.laws:
+        if call.mask is not None:
+            raise UnsupportedModel(f"{where} changes its attention mask, which is not understood here")
+        return call.window
+    law = record.laws[id(call.mask)][1]
+    for window in (call.window, None, getattr(config, "sliding_window", None)):
+        if _law_is(law, window, served):
+            return window
+    raise UnsupportedModel(f"{where} has a mask that is neither causal nor a sliding window (chunked or bidirectional)")
+
+
+def _law_is(law: Callable[..., Tensor], window: int | None, served: int) -> bool:
+    """Whether a mask function lets through what `visible` does, tried at places where other laws differ."""
+    edge = window or PROBE_TOKENS
+    queries = sorted({q for q in (0, 1, edge - 1, edge, edge + 1, 3 * edge + 2, served - 1) if 0 <= q < served})
+    for q in queries:
+        keys = torch.tensor(
+            sorted({k for k in (0, 1, q - edge - 1, q - edge, q - edge + 1, q - 1, q, q + 1) if k >= 0})
+        )
+        zero, place = torch.zeros(1, dtype=torch.long), torch.tensor([q])
+        allowed = torch.as_tensor(law(zero, zero, place, keys)).expand(len(keys))
+        if not torch.equal(allowed, visible(place, keys, window)[0]):
+            return False
+    return True
+
+
+def _check_calls(record: _Record, attentions: Sequence[LayerAttention]) -> None:
+    extra = [call for call in record.calls if call.module not in {a.module for a in attentions}]
+    if extra:
+        raise UnsupportedModel(f"{type(extra[0].module).__name__} attends outside the decoder layers")
+
+
+def _check_against_stock(model: PreTrainedModel, logits: Tensor) -> None:
+    """The recorded pass and our head against the model as it came, with its own eager attention.
+
+    Whatever the recording cannot see - a sink kept in the module, a step between norm and head - shows here. The
+    median over rows is compared: in half precision a near-tie of a mixture's router may change single rows.
+    """
+    with _attention(model, "eager"), torch.inference_mode():
+        stock = model(input_ids=_probe_ids(model), use_cache=False).logits.double()
+    difference = (logits.double() - stock).norm(dim=-1) / stock.norm(dim=-1)
+    bound = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.1
+    if not difference.median().item() < bound:
+        raise UnsupportedModel(
+            f"{type(model).__name__}: its logits differ from those of its own forward by {difference.median():.1%}; "
+            "it does something in its attention or before its head that is not understood here"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------- the head
+
+
+class _Nothing:
+    """A decoder's output that is only a hidden state: whatever else is asked for is None."""
+
+    def __init__(self, hidden: Tensor):
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: int) -> Tensor | None:
+        return self.last_hidden_state if index == 0 else None
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class _PassThrough(nn.Module):
+    """Stands where the decoder is: what comes in as embeddings goes out as the normed hidden state."""
+
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Nothing:
+        return _Nothing(inputs_embeds)
+
+
+def _head(model: PreTrainedModel, decoder: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The model's own code behind its decoder: the head, and whatever scales or caps its logits.
+
+    It runs on a twin of the model that shares everything but the decoder, whose place is taken by a module that hands
+    its input through. So no formula is repeated here, and the model itself stays as it was. The twin is made for each
+    call (microseconds): a module that is replaced in the model later is replaced here as well.
+    """
+    path = next(name for name, module in model.named_modules() if module is decoder).split(".")
+
+    def head(hidden: Tensor) -> Tensor:
+        logits: Tensor = _graft(model, path)(inputs_embeds=hidden, use_cache=False).logits
+        return logits
+
+    return head
+
+
+def _graft(module: nn.Module, path: Sequence[str]) -> nn.Module:
+    """A twin of a module with a pass-through at `path`."""
+    if not path:
+        return _PassThrough()
+    twin: nn.Module = object.__new__(type(module))
+    below = _graft(module.get_submodule(path[0]), path[1:])
+    twin.__dict__ = {**module.__dict__, "_modules": {**module._modules, path[0]: below}}
+    return twin

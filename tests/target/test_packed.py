@@ -1,0 +1,59 @@
+"""Packed bfloat16 layers give the very numbers of plain ones, or are not used."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from forerun.target import packed
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(96, 160), nn.SiLU(), nn.Linear(160, 64, bias=False)).bfloat16()
+
+
+@pytest.fixture
+def packable() -> None:
+    if not packed._can_pack():
+        pytest.skip("this CPU or torch has no bfloat16 packing; pack_linears then leaves the model as it is")
+
+
+@pytest.mark.usefixtures("packable")
+def test_packed_layers_are_bit_equal_to_plain_ones():
+    """For the row counts of decoding, verification and prefill."""
+    stock, model = _model(), _model()
+    assert packed.pack_linears(model).startswith("2 linear layers packed")
+    for rows in (1, 2, 3, 4, 5, 7, 8, 16, 65):
+        x = torch.randn(1, rows, 96).bfloat16()
+        with torch.inference_mode():
+            assert torch.equal(model(x), stock(x))
+
+
+@pytest.mark.usefixtures("packable")
+def test_a_packed_layer_shows_its_weight_and_passes_gradients_through():
+    """What reads weights (a fingerprint) sees the plain ones; a loss behind the head reaches its input."""
+    stock, model = _model(), _model()
+    packed.pack_linears(model)
+    assert torch.equal(model[0].weight, stock[0].weight)
+    x = torch.randn(1, 3, 96).bfloat16().requires_grad_()
+    model(x).float().sum().backward()
+    assert x.grad is not None
+    assert x.grad.abs().sum() > 0
+
+
+def test_layers_that_packing_is_not_for_are_left_alone():
+    """float32 layers stay what they are, and the reason says so."""
+    model = _model().float()
+    assert "packing is for bfloat16" in packed.pack_linears(model)
+    assert all(type(layer) is not packed.PackedLinear for layer in model)
+
+
+def test_layers_whose_packed_form_differs_are_left_alone(monkeypatch):
+    """Where the check on the model's own layers fails, nothing is packed."""
+    monkeypatch.setattr(packed, "_can_pack", lambda: True)
+    monkeypatch.setattr(packed, "_same", lambda layer: False)
+    model = _model()
+    assert "same numbers" in packed.pack_linears(model)
+    assert type(model[0]) is nn.Linear
