@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from forerun.target.base import BLOCK_SIZE, Batch, Segment
+from forerun.target.blocks import blocks_for
 
 
 class LayerStore(NamedTuple):
@@ -143,9 +144,10 @@ def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, -torch.inf)
 
 
-def slots_of(segment: Segment) -> list[int]:
-    """Slots of positions 0 .. end - 1."""
-    return [segment.blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(segment.end)]
+def slots_of(tables: Tensor) -> Tensor:
+    """Block tables [.., N] -> the slots of their rows [.., N * BLOCK_SIZE], position by position."""
+    offsets = torch.arange(BLOCK_SIZE, device=tables.device)
+    return (tables[..., None] * BLOCK_SIZE + offsets).flatten(-2)
 
 
 # ------------------------------------------------------------------------------------------------ one call a request
@@ -157,10 +159,10 @@ class Span:
     def __init__(self, segment: Segment, first: int, device: torch.device):
         self.first, self.last = first, first + len(segment.tokens)
         self.start, self.end = segment.start, segment.end
-        used = segment.blocks[: -(-segment.end // BLOCK_SIZE)]
+        used = list(segment.blocks[: blocks_for(segment.end)])
         self._base = used[0] * BLOCK_SIZE
-        neighbours = all(block == used[0] + i for i, block in enumerate(used))
-        self._slots = None if neighbours else torch.tensor(slots_of(segment), device=device)
+        neighbours = used == list(range(used[0], used[0] + len(used)))
+        self._slots = None if neighbours else slots_of(torch.tensor(used, device=device))[: segment.end]
         self._device = device
         self._masks: dict[tuple[int | None, int], Tensor] = {}
 
@@ -244,7 +246,7 @@ class _Gathered:
     def __init__(self, segments: list[tuple[Segment, int]], device: torch.device):
         most = max(len(segment.tokens) for segment, _ in segments)
         longest = max(segment.end for segment, _ in segments)
-        rows, places, queries, slots = [], [], [], []
+        rows, places, queries, tables = [], [], [], []
         for r, (segment, first) in enumerate(segments):
             count = len(segment.tokens)
             # Padding repeats the last row: its result is dropped, and no softmax runs over nothing.
@@ -252,12 +254,16 @@ class _Gathered:
             rows.append([first + i for i in index])
             queries.append([segment.start + i for i in index])
             places += [r * most + i for i in range(count)]
-            own = slots_of(segment)
-            slots.append(own + own[:1] * (longest - len(own)))
+            own = list(segment.blocks[: blocks_for(segment.end)])
+            tables.append(own + own[:1] * (blocks_for(longest) - len(own)))
         self._rows = torch.tensor(rows, device=device)  # [R, N] packed row numbers
         self._places = torch.tensor(places, device=device)  # where each real row lies in [R * N]
         self._queries = torch.tensor(queries, device=device)  # [R, N] positions
-        self._slots = torch.tensor(slots, device=device)  # [R, L]
+        slots = slots_of(torch.tensor(tables, device=device))[:, :longest]
+        ends = torch.tensor([[segment.end] for segment, _ in segments], device=device)
+        # Beyond a request's end its first row is read: what lies in rows nobody wrote must not meet a product.
+        own_rows = torch.arange(longest, device=device) < ends
+        self._slots = slots.where(own_rows, slots[:, :1])  # [R, L]
         self._masks: dict[tuple[int | None, int], Tensor] = {}
         self.packed = self._rows.flatten()[self._places]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,9 @@ class HFTarget(Target):
         attention: Attention = "auto",
     ):
         model.train(False).requires_grad_(False)
+        if model.dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
+            # The grouped product that experts use by default has no float64.
+            cast(Any, model).set_experts_implementation("eager")
         self.model = model
         self.tokenizer = tokenizer
         self.name = name or model.config.name_or_path or type(model).__name__

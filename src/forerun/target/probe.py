@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from forerun.errors import OptionError, UnsupportedModel
 from forerun.target.attention import Rule, additive, attend, forerun_attention, visible
+from forerun.target.pretrained import quiet
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -63,6 +64,7 @@ class Anatomy:
         return _run(self.decoder, token_ids, positions)
 
 
+@quiet()
 def examine(model: PreTrainedModel, max_model_len: int | None = None) -> Anatomy:
     """Takes a model apart and leaves it with `attn_implementation="forerun"`.
 
@@ -71,10 +73,11 @@ def examine(model: PreTrainedModel, max_model_len: int | None = None) -> Anatomy
         OptionError: `max_model_len` exceeds what can be served.
     """
     config = model.config.get_text_config()
-    _refuse_by_config(model, config)
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"{type(model).__name__} is an encoder-decoder model; a decoder-only one is needed")
+    decoder, layers = _decoder(model, config)
+    _refuse_by_config(model, config, layers)
     window, notes = _window(config, max_model_len)
-    decoder = decoder_of(model)
-    layers = _decoder_layers(model, decoder, config)
     with _attention(model, "forerun_probe"), torch.inference_mode():
         norm, hidden, record = _observe(model, decoder, layers)
     attentions = [_attention_of(i, layer, record, config, window) for i, layer in enumerate(layers)]
@@ -88,23 +91,21 @@ def examine(model: PreTrainedModel, max_model_len: int | None = None) -> Anatomy
     return Anatomy(decoder, layers, norm, attentions, head, hidden.shape[-1], logits.shape[-1], window, notes)
 
 
-def decoder_of(model: PreTrainedModel) -> Any:
-    """Embedding to final norm, the language model of a multimodal one."""
-    return cast(Any, model).get_decoder()
-
-
 # -------------------------------------------------------------------------------------------------- from the config
 
 
-def _refuse_by_config(model: PreTrainedModel, config: PretrainedConfig) -> None:
-    name = type(model).__name__
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModel(f"{name}: encoder-decoder models are not served; --target must be a decoder-only model")
+def _refuse_by_config(model: PreTrainedModel, config: PretrainedConfig, layers: Sequence[nn.Module]) -> None:
     for i, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind not in KNOWN_LAYER_TYPES:
-            raise UnsupportedModel(f"{name}: layer {i} is {kind}, whose state cannot be cut back to an earlier token")
+            raise UnsupportedModel(
+                f"{type(model).__name__}: layer {i} ({type(layers[i]).__name__}) is of type {kind}, "
+                "whose state cannot be cut back to an earlier token"
+            )
     if getattr(model, "_is_stateful", False):
-        raise UnsupportedModel(f"{name}: it keeps a recurrent state, which cannot be cut back to an earlier token")
+        raise UnsupportedModel(
+            f"{type(model).__name__}: its layers ({type(layers[0]).__name__}) keep a recurrent state, "
+            "which cannot be cut back to an earlier token"
+        )
 
 
 def _window(config: PretrainedConfig, max_model_len: int | None) -> tuple[int, list[str]]:
@@ -127,8 +128,9 @@ def _window(config: PretrainedConfig, max_model_len: int | None) -> tuple[int, l
             raise OptionError("--max-model-len", "the model's config names no maximum of positions; give one")
         return limit, notes
     if max_model_len < 1 or (limit is not None and max_model_len > limit):
+        most = "" if limit is None else f" and at most {limit}"
         reason = f" ({notes[0]})" if notes else ""
-        raise OptionError("--max-model-len", f"must be in 1 .. {limit}{reason}, got {max_model_len}")
+        raise OptionError("--max-model-len", f"must be at least 1{most}{reason}, got {max_model_len}")
     return max_model_len, notes
 
 
@@ -141,16 +143,21 @@ def _ropes(config: PretrainedConfig) -> Iterator[tuple[str, dict[str, Any]]]:
             yield rope["rope_type"], rope
 
 
-def _decoder_layers(model: PreTrainedModel, decoder: nn.Module, config: PretrainedConfig) -> list[nn.Module]:
-    for child in decoder.children():
-        if isinstance(child, nn.ModuleList) and len(child) == config.num_hidden_layers:
-            return list(child)
-    raise UnsupportedModel(
-        f"{type(model).__name__}: no list of {config.num_hidden_layers} decoder layers in {type(decoder).__name__}"
-    )
+def _decoder(model: PreTrainedModel, config: PretrainedConfig) -> tuple[nn.Module, list[nn.Module]]:
+    """The module from embedding to final norm, and its layers; of a multimodal model, those of the language model."""
+    inner: nn.Module = cast(Any, model).get_decoder()
+    for module in inner.modules():
+        for child in module.children():
+            if isinstance(child, nn.ModuleList) and len(child) == config.num_hidden_layers:
+                return module, list(child)
+    raise UnsupportedModel(f"{type(model).__name__}: no list of {config.num_hidden_layers} decoder layers found")
 
 
 # --------------------------------------------------------------------------------------------------- from one pass
+
+
+Law = Callable[..., Tensor]
+"""transformers' mask function: (batch, head, query position, key position) -> whether the query sees the key."""
 
 
 @dataclass(slots=True)
@@ -169,7 +176,7 @@ class _Record:
     """What one probing pass left: attention calls in order, and the law of each mask that was made."""
 
     calls: list[_Call] = field(default_factory=list)
-    laws: dict[int, tuple[Tensor, Callable[..., Tensor]]] = field(default_factory=dict)
+    laws: dict[int, tuple[Tensor, Law]] = field(default_factory=dict)
 
 
 _RECORD: ContextVar[_Record] = ContextVar("forerun_probe_record")
@@ -183,14 +190,24 @@ def _recording_attention(
     _RECORD.get().calls.append(_Call(module, query, key, value, attention_mask, sliding_window, unknown))
     rule = Rule(query.shape[-1] ** -0.5 if scaling is None else scaling, None, softcap)
     places = torch.arange(query.shape[2], device=query.device)
-    mask = additive(visible(places, places, None).repeat(query.shape[1] // key.shape[1], 1), query.dtype)
+    allowed = visible(places, places, sliding_window) if attention_mask is None else attention_mask[0, 0]
+    mask = additive(allowed.repeat(query.shape[1] // key.shape[1], 1), query.dtype)
     return attend(query, key, value, mask, rule), None
 
 
-def _recording_mask(q_length: int, kv_length: int, mask_function: Callable[..., Tensor], **_: Any) -> Tensor:
-    mask = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool).tril()
+def _recording_mask(
+    q_length: int, kv_length: int, mask_function: Law, device: torch.device | str = "cpu", **_: Any
+) -> Tensor:
+    mask = _allowed(mask_function, torch.arange(q_length, device=device), torch.arange(kv_length, device=device))
     _RECORD.get().laws[id(mask)] = (mask, mask_function)
     return mask
+
+
+def _allowed(law: Law, queries: Tensor, keys: Tensor) -> Tensor:
+    """[1, 1, N, L] of a mask function at positions queries [N] and keys [L]."""
+    zero = torch.zeros(1, dtype=torch.long, device=queries.device)
+    allowed = law(zero, zero, queries[:, None], keys[None, :])
+    return torch.as_tensor(allowed, device=queries.device).expand(1, 1, len(queries), len(keys))
 
 
 @contextmanager
@@ -200,7 +217,7 @@ def _attention(model: PreTrainedModel, implementation: str) -> Iterator[None]:
     AttentionMaskInterface.register("forerun_probe", _recording_mask)
     before = model.config._attn_implementation
     model.set_attn_implementation(implementation)
-    if decoder_of(model).config._attn_implementation != implementation:
+    if model.config.get_text_config()._attn_implementation != implementation:
         raise UnsupportedModel(f"{type(model).__name__} does not use transformers' attention interface")
     try:
         yield
@@ -301,7 +318,7 @@ def _window_of(call: _Call, where: str, record: _Record, config: PretrainedConfi
     raise UnsupportedModel(f"{where} has a mask that is neither causal nor a sliding window (chunked or bidirectional)")
 
 
-def _law_is(law: Callable[..., Tensor], window: int | None, served: int) -> bool:
+def _law_is(law: Law, window: int | None, served: int) -> bool:
     """Whether a mask function lets through what `visible` does, tried at places where other laws differ."""
     edge = window or PROBE_TOKENS
     queries = sorted({q for q in (0, 1, edge - 1, edge, edge + 1, 3 * edge + 2, served - 1) if 0 <= q < served})
@@ -309,9 +326,7 @@ def _law_is(law: Callable[..., Tensor], window: int | None, served: int) -> bool
         keys = torch.tensor(
             sorted({k for k in (0, 1, q - edge - 1, q - edge, q - edge + 1, q - 1, q, q + 1) if k >= 0})
         )
-        zero, place = torch.zeros(1, dtype=torch.long), torch.tensor([q])
-        allowed = torch.as_tensor(law(zero, zero, place, keys)).expand(len(keys))
-        if not torch.equal(allowed, visible(place, keys, window)[0]):
+        if not torch.equal(_allowed(law, torch.tensor([q]), keys)[0, 0], visible(torch.tensor([q]), keys, window)):
             return False
     return True
 

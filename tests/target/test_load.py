@@ -1,0 +1,233 @@
+"""Loading: what a user may type after --target, and the one line that says why it cannot be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+
+import pytest
+import torch
+import transformers as tf
+
+from forerun.errors import DoesNotFit, ModelError, OptionError
+from forerun.target import checkpoint
+from forerun.target.base import Batch, Segment
+from forerun.target.load import load_target
+
+
+@pytest.fixture
+def folder(tiny_qwen3_dir, tmp_path):
+    """A model folder of one's own to damage."""
+    return shutil.copytree(tiny_qwen3_dir, tmp_path / "model")
+
+
+def _refused(source, match, **options):
+    with pytest.raises(ModelError, match=match) as caught:
+        load_target(source, device="cpu", **options)
+    assert str(caught.value).startswith("--target")
+    assert "\n" not in str(caught.value)
+
+
+def _edit(path, **fields):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "auto"])
+def test_a_folder_gives_the_logits_of_stock_transformers(folder, dtype):
+    """In every dtype; `auto` is the checkpoint's own."""
+    target = load_target(str(folder), dtype=dtype, device="cpu")
+    expected = torch.float32 if dtype == "auto" else getattr(torch, dtype)
+    assert target.dtype == expected
+    stock = tf.AutoModelForCausalLM.from_pretrained(folder, dtype=expected, attn_implementation="eager")
+    ids = target.tokenizer.encode("lossless")
+    target.allocate(1)
+    ours = target.forward(Batch([Segment(ids, 0, [0], len(ids))])).logits
+    with torch.no_grad():
+        reference = stock(torch.tensor([ids])).logits[0]
+    error = (ours - reference).double().norm() / reference.double().norm()
+    assert error < (1e-5 if expected.itemsize >= 4 else 0.05)
+
+
+def test_what_the_engine_reads_comes_from_the_configs(folder):
+    """Window, padded vocabulary, every end id and the sampling defaults of the generation config."""
+    _edit(folder / "generation_config.json", eos_token_id=[256, 258], temperature=0.7, top_k=20, do_sample=True)
+    target = load_target(folder, device="cpu", max_model_len=100)
+    assert (target.window, target.vocab_size, target.tokenizer.size) == (100, 264, 259)
+    assert target.eos_token_ids == {256, 258}
+    assert target.sampling_defaults == {"temperature": 0.7, "top_k": 20}
+    assert target.name == str(folder)
+
+
+def test_a_loaded_model_goes_with_its_tokenizer(folder):
+    """A model that is already there is served in its own dtype; without a tokenizer it is refused."""
+    model = tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    with pytest.raises(OptionError, match="tokenizer"):
+        load_target(model)
+    target = load_target(model, tf.AutoTokenizer.from_pretrained(folder))
+    assert target.dtype == torch.bfloat16
+    assert target.tokenizer.decode(target.tokenizer.encode("ok")) == "ok"
+
+
+def test_nothing_is_printed(folder, capfd):
+    """transformers' bars and remarks stay out of a user's terminal."""
+    load_target(folder, device="cpu")
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"dtype": "int8"}, r"--dtype: must be one of auto, float32, .* got 'int8'"),
+        ({"device": "tpu"}, r"--device: must be one of auto, cpu, cuda, mps, got 'tpu'"),
+        ({"threads": 0}, r"--threads: must be at least 1"),
+    ],
+)
+def test_options_that_cannot_be_used_are_named(folder, options, match):
+    """Before anything is loaded."""
+    with pytest.raises(OptionError, match=match):
+        load_target(folder, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_device_that_is_not_there_is_said_to_be(folder):
+    """Instead of a stack trace from the driver."""
+    with pytest.raises(OptionError, match=r"--device: torch .* finds no cuda device"):
+        load_target(folder, device="cuda")
+
+
+def test_a_path_that_does_not_exist_names_what_was_tried(tmp_path, monkeypatch):
+    """A path, a GGUF file, and an id that neither the disk nor the hub has."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    _refused(str(tmp_path / "no" / "such"), "does not exist .looked for /")
+    _refused(str(tmp_path / "no.gguf"), "does not exist")
+    _refused("nobody/nothing", "neither the folder /.*nobody/nothing nor a copy of 'nobody/nothing' in the hub's cache")
+
+
+def test_no_network_is_one_line(monkeypatch):
+    """Whatever the hub's client raises."""
+
+    def unreachable(*_, **__):
+        raise ConnectionError("Connection refused\nand a long story")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    _refused("nobody/nothing", r"could not be fetched .ConnectionError: Connection refused.")
+
+
+def test_a_hub_id_is_loaded_from_what_the_hub_gives(folder, monkeypatch):
+    """The snapshot's folder is loaded, under the id's name, at the revision asked for."""
+    asked = {}
+
+    def snapshot(repo, **options):
+        asked.update(repo=repo, **options)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    target = load_target("someone/tiny", device="cpu", revision="v2")
+    assert target.name == "someone/tiny"
+    assert (asked["repo"], asked["revision"]) == ("someone/tiny", "v2")
+    assert not any(pattern.endswith((".py", ".bin", "*")) for pattern in asked["allow_patterns"])
+
+
+def test_a_wrong_kind_of_file(tmp_path):
+    """A pickle, and a file that only has the name of a GGUF."""
+    for name, match in (("model.bin", "neither a model folder nor a .gguf file"), ("m.gguf", "is not a GGUF file")):
+        (tmp_path / name).write_bytes(b"\x80\x02}q\x00.")
+        _refused(str(tmp_path / name), match)
+
+
+def test_pickled_weights_are_refused(folder):
+    """A folder whose weights could run code."""
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    _refused(folder, "as a pickle .pytorch_model.bin., which can run code")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_truncated_safetensors(folder, keep):
+    """At any length: before the header, within it, one byte short."""
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    _refused(folder, "is truncated|is not a safetensors file")
+
+
+def test_a_missing_shard(folder):
+    """Named, before anything is read."""
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    weights = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    _refused(folder, "lacks model-00002-of-00002.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"model_type": "quantum_lm"}, "cannot be loaded .*quantum_lm"),
+        ({"model_type": "vit"}, "cannot be loaded"),
+        (
+            {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4},
+            r"do not fit its config: \d+ missing tensors",
+        ),
+        ({"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}, r"do not fit its config: \d+ unexpected"),
+        ({"intermediate_size": 32}, "do not fit its config|cannot be loaded"),
+    ],
+)
+def test_configs_that_do_not_go_with_the_weights(folder, fields, match):
+    """An unknown architecture, and tensors missing, left over or misshapen: never a layer drawn at random."""
+    _edit(folder / "config.json", **fields)
+    _refused(folder, match)
+
+
+def test_folders_without_a_config_or_with_a_broken_one(folder):
+    """Said as such."""
+    (folder / "config.json").write_text("{")
+    _refused(folder, "config.json is not valid JSON")
+    (folder / "config.json").unlink()
+    _refused(folder, "has no config.json")
+
+
+def test_code_of_the_checkpoints_own_is_not_run(folder):
+    """Unless asked for: the message names the option."""
+    _edit(folder / "config.json", model_type="own", auto_map={"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"})
+    (folder / "own.py").write_text("raise SystemExit('this code was run')\n")
+    _refused(folder, "allow it with --trust-remote-code")
+
+
+def test_a_model_that_does_not_fit_shows_the_arithmetic(folder, monkeypatch):
+    """Parameters, bytes each, what is free, and what to change."""
+    monkeypatch.setattr(checkpoint, "available_memory", lambda device: 1000)
+    with pytest.raises(DoesNotFit, match=r"parameters x 4 bytes .float32. .* GiB are free on cpu; choose a smaller"):
+        load_target(folder, device="cpu")
+
+
+def test_the_size_is_read_from_the_headers(folder):
+    """Parameters counted without loading; packed integers keep their bytes in every dtype."""
+    model = tf.AutoModelForCausalLM.from_pretrained(folder)
+    found = checkpoint.inspect_folder(folder)
+    assert found.parameters == sum(p.numel() for p in model.parameters())
+    header = json.dumps({"w": {"dtype": "I32", "shape": [3], "data_offsets": [0, 12]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 12)
+    assert checkpoint.inspect_folder(folder).bytes_as(torch.bfloat16) == 12
+
+
+def test_memory_of_a_container_counts(tmp_path):
+    """A cgroup's limit less what is used, cached files not counted; without a limit the machine's."""
+    assert checkpoint._container_memory(tmp_path, 7) == 7
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("800\n")
+    (tmp_path / "memory.stat").write_text("anon 500\nfile 300\n")
+    assert checkpoint._container_memory(tmp_path, 7000) == 500
+    (tmp_path / "memory.max").write_text("max\n")
+    assert checkpoint._container_memory(tmp_path, 7000) == 7000
+
+
+def test_a_model_of_the_package_that_is_not_there(tmp_path, monkeypatch):
+    """An installation without the embedded models says so."""
+    monkeypatch.setattr("importlib.resources.files", lambda package: tmp_path)
+    _refused("embedded", "this installation of forerun has no model 'embedded'")
+
+
+def test_float16_checkpoints_are_widened_on_a_cpu(folder):
+    """`auto` keeps every value: float32 holds all of float16."""
+    tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16).save_pretrained(folder)
+    assert load_target(folder, device="cpu").dtype == torch.float32
