@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from target_families import VOCAB, stock_model
 from torch import nn
 
 from forerun.target import packed
+from forerun.target.base import Batch, Segment
+from forerun.target.hf import HFTarget
+from forerun.target.table import LetterTokenizer
 
 
 def _model() -> nn.Module:
@@ -69,3 +73,23 @@ def test_layers_whose_packed_form_differs_are_left_alone(monkeypatch):
     model = _model()
     assert "same numbers" in packed.pack_linears(model)
     assert type(model[0]) is nn.Linear
+
+
+@pytest.mark.usefixtures("packable")
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma2"])
+def test_eq_5_in_bfloat16_a_verify_block_has_the_bits_of_single_rows(family):
+    """Logits of K + 1 rows in one pass equal those of K + 1 passes of one row, bit by bit, also beside other requests.
+
+    https://github.com/lightseekorg/tokenspeed/issues/904, https://github.com/ml-explore/mlx-lm/issues/1423
+    """
+    target = HFTarget(stock_model(family, dtype=torch.bfloat16), LetterTokenizer(VOCAB))
+    packed.pack_linears(target.model)
+    target.allocate(16)
+    tokens, start = [5, 9, 2, 31, 7, 7, 12, 3], 21
+    prompt = [(7 * i) % 50 for i in range(start)]
+    blocks, others = [3, 1, 4, 5], [7, 8]
+    target.forward(Batch([Segment(prompt, 0, blocks, 0), Segment(prompt[:9], 0, others, 0)]))
+    single = [target.forward(Batch([Segment([t], start + i, blocks, 1)])).logits for i, t in enumerate(tokens)]
+    for k in (1, 3, 7):
+        together = target.forward(Batch([Segment([1], 9, others, 1), Segment(tokens[: k + 1], start, blocks, k + 1)]))
+        assert torch.equal(together.logits[1:], torch.cat(single[: k + 1]))

@@ -60,6 +60,11 @@ class Pass:
 FOLD_ROWS = 32
 """Segments up to this many rows - decoding and verification - have the query heads of a KV head folded into rows."""
 
+EXACT_ROWS = 16
+"""bfloat16 segments up to this many rows are attended to row by row. With packed linear layers, whose rows do not depend
+on each other, verification then has plain decoding's very numbers; at 4 rows of a 1.5B model it costs 2.5 % of a pass
+(measured). float32 gains nothing by it: there the linear layers themselves differ between one row and several."""
+
 CURRENT: ContextVar[Pass | None] = ContextVar("forerun_pass", default=None)
 
 
@@ -169,8 +174,20 @@ class Span:
     def attend(self, query: Tensor, store: LayerStore, rule: Rule) -> Tensor:
         low = 0 if rule.window is None else max(0, self.start - rule.window + 1)
         rows = query[:, :, self.first : self.last]
-        mask = self._mask(low, query, store, rule)
-        return attend(rows, self._read(store.keys, low), self._read(store.values, low), mask, rule)
+        keys, values = self._read(store.keys, low), self._read(store.values, low)
+        if query.dtype == torch.bfloat16 and 1 < self.last - self.first <= EXACT_ROWS:
+            return self._row_by_row(rows, keys, values, low, rule)
+        return attend(rows, keys, values, self._mask(low, query, store, rule), rule)
+
+    def _row_by_row(self, query: Tensor, keys: Tensor, values: Tensor, low: int, rule: Rule) -> Tensor:
+        """Each row as the call plain decoding would make for it, so that it has the same bits."""
+        outputs = []
+        for row in range(query.shape[2]):
+            end = self.start + row + 1
+            first = low if rule.window is None else max(low, end - rule.window)
+            seen = slice(first - low, end - low)
+            outputs.append(attend(query[:, :, row : row + 1], keys[:, :, seen], values[:, :, seen], None, rule))
+        return torch.cat(outputs, 1)
 
     def _read(self, storage: Tensor, low: int) -> Tensor:
         """Positions low .. end - 1 as [1, kv_heads, L, dim]: a view where the table's blocks are neighbours."""

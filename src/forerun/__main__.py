@@ -1,0 +1,5 @@
+"""`python -m forerun`."""
+
+from forerun.cli.main import main
+
+raise SystemExit(main())

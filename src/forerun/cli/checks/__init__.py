@@ -1,0 +1,1 @@
+"""The checks of `forerun doctor`, by what they look at."""

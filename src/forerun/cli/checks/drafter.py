@@ -1,0 +1,89 @@
+"""Checks of a drafter against its target: vocabulary, template, window, and what it gets right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from forerun.cli.checks.check import Check
+from forerun.cli.console import progress
+from forerun.cli.prompts import embedded_prompts
+from forerun.engine import Engine, EngineOptions
+from forerun.engine.propose import LoadedDrafter
+from forerun.engine.stats import total
+from forerun.sampling import Sampling
+from forerun.target.base import Target
+from forerun.target.fingerprint import PROBE
+
+PROMPT_TOKENS, NEW_TOKENS = 64, 32
+"""Of each prompt of the acceptance probe: short, so that a big model is probed in a minute."""
+HOPELESS = 0.1
+"""Acceptance of the first draft token below which drafting costs more than it gives on any machine."""
+
+
+def drafter_checks(target: Target, entry: LoadedDrafter) -> Iterator[Check]:
+    """What can be said of a drafter without running it."""
+    drafter, name = entry.drafter, entry.name
+    k = entry.config.draft_length(drafter.default_draft, 1)
+    limit = "any length" if drafter.max_draft is None else f"at most {drafter.max_draft}"
+    yield Check(name, "ok", f"drafts {k} tokens a round ({limit})")
+    if drafter.window is not None:
+        yield Check.of(
+            f"{name} window", drafter.window >= target.window, f"{drafter.window} positions",
+            f"{target.window}, the target's", f"nothing is drafted beyond position {drafter.window}",
+        )  # fmt: skip
+    model = getattr(drafter, "model", None)
+    if isinstance(model, Target):
+        yield from _model_checks(target, model, name)
+
+
+def _model_checks(target: Target, model: Target, name: str) -> Iterator[Check]:
+    """A drafter with a model of its own: does it read and write the same text?"""
+    mine, theirs = target.tokenizer, model.tokenizer
+    yield Check(f"{name} vocabulary", "ok", f"{model.vocab_size} logits, {theirs.size} tokens, strings as the target's")
+    equal = mine.encode(PROBE) == theirs.encode(PROBE)
+    yield Check.of(
+        f"{name} tokenizer", equal, "same ids on the probe" if equal else "other ids on the probe",
+        "the target's ids", "the pair has different tokenizers; acceptance will be low", "error",
+    )  # fmt: skip
+    if mine.chat_template is not None and theirs.chat_template is not None:
+        same = mine.chat_template == theirs.chat_template
+        yield Check.of(
+            f"{name} template", same, "the target's" if same else "another one", "the target's",
+            "the target's is used for both; a drafter trained on another one accepts less",
+        )  # fmt: skip
+    yield Check.of(
+        f"{name} dtype", model.dtype == target.dtype, str(model.dtype).removeprefix("torch."),
+        str(target.dtype).removeprefix("torch."), "--dtype is meant for both",
+    )  # fmt: skip
+
+
+def acceptance_checks(target: Target, loaded: Sequence[LoadedDrafter], count: int) -> Iterator[Check]:
+    """Greedy decoding of the package's own prompts with each drafter in turn."""
+    engine = Engine(target, loaded, EngineOptions(max_num_seqs=max(1, min(count, 16))))
+    prompts = [target.tokenizer.encode(text)[-PROMPT_TOKENS:] for text in embedded_prompts(count)]
+    sampling = Sampling(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    for entry in loaded:
+        with progress(f"probing {entry.name}", len(prompts) * NEW_TOKENS) as advance:
+            stats = []
+            for chunk in engine.stream(prompts, sampling, speculative={"method": entry.name}):
+                advance(len(chunk.token_ids))
+                if chunk.completion is not None:
+                    stats.append(chunk.completion.stats)
+        summed = total(stats)
+        yield _acceptance(entry.name, summed.mean_accepted_length, summed.acceptance_by_position, len(prompts))
+    engine.audit()
+
+
+def _acceptance(name: str, length: float | None, by_position: Sequence[float | None], prompts: int) -> Check:
+    if length is None:
+        return Check(
+            f"{name} acceptance", "warning", f"nothing was drafted for {prompts} prompts of Python code", "some drafts",
+            "this drafter found nothing to propose; try it on prompts of your own with `forerun generate`",
+        )  # fmt: skip
+    rates = " ".join("-" if rate is None else f"{rate:.2f}" for rate in by_position)
+    first = by_position[0] or 0.0
+    return Check.of(
+        f"{name} acceptance", first >= HOPELESS,
+        f"{length:.2f} tokens a drafting round; by position {rates} ({prompts} prompts of Python code, greedy)",
+        f"at least {HOPELESS} at the first position", "the drafter hardly knows this target: is it the right pair?",
+    )  # fmt: skip

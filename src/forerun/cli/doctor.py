@@ -1,0 +1,126 @@
+"""`forerun doctor [TARGET [DRAFTER]]`: what is here, and will this pair work?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from forerun.cli.checks.check import EXIT, Check, worst
+from forerun.cli.console import Output, as_json, screen, waiting
+from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, flags
+from forerun.errors import ModelError, OptionError
+
+STYLE = {"ok": "green", "warning": "yellow", "error": "bold red"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorFlags(EngineFlags):
+    """Without a target only the machine is looked at."""
+
+    target: Annotated[
+        str, typer.Option("--target", "--model", help="As TARGET.", rich_help_panel="Models", show_default=False)
+    ] = ""
+
+
+@flags
+def doctor(
+    engine: DoctorFlags,
+    model: Annotated[str | None, typer.Argument(metavar="TARGET", help="Directory, .gguf, hub id, embedded.")] = None,
+    draft: Annotated[str | None, typer.Argument(metavar="DRAFTER", help="As --drafter.")] = None,
+    prompts: Annotated[int, typer.Option("--probe", help="Prompts of the acceptance probe; 0 leaves it out.")] = 16,
+    json_: JsonFlag = False,
+    output: OutputFlag = None,
+) -> int:
+    """Machine, target and drafter: versions, rates, window, vocabularies, verify cost, acceptance.
+
+    Exit code 0: fine, 1: warnings, 2: errors.
+
+    forerun doctor embedded small
+    """
+    destination = Output(output)
+    chosen = _chosen(engine, model, draft)
+    if prompts < 0:
+        raise OptionError("--probe", f"must be at least 0, got {prompts}")
+    chosen.drafters()
+    checks: list[Check] = []
+    shows = not json_ and output is None
+    for check in _examine(chosen, prompts):
+        checks.append(check)
+        if shows:
+            _show(check)
+    status = worst(checks)
+    if not shows:
+        document = {"status": status, "checks": [dataclasses.asdict(check) for check in checks]}
+        destination.write(as_json(document) if json_ else "\n".join(line for c in checks for line in c.lines()))
+    return EXIT[status]
+
+
+def _chosen(engine: DoctorFlags, model: str | None, draft: str | None) -> DoctorFlags:
+    """TARGET and DRAFTER are shorter spellings of --target and --drafter; both at once contradict each other."""
+    for option, place, flag in (("--target", model, engine.target), ("--drafter", draft, engine.drafter)):
+        if place is not None and flag:
+            raise OptionError(option, f"is given twice: {place} and {flag}")
+    chosen = dataclasses.replace(engine, target=model or engine.target, drafter=draft or engine.drafter)
+    if not chosen.target and (chosen.drafter or chosen.speculative_config or chosen.speculative_config_key):
+        raise OptionError("--target", "a drafter is checked against a target; name one")
+    return chosen
+
+
+def _examine(engine: DoctorFlags, prompts: int) -> Iterator[Check]:
+    """All checks, each as soon as it is made. A model that cannot be loaded is a finding, and ends the examination."""
+    with waiting("looking at the machine"):
+        from forerun.cli.checks.machine import machine_checks
+
+        if engine.threads is not None:
+            _set_threads(engine.threads)
+        found = list(machine_checks())
+    yield from found
+    if not engine.target:
+        return
+    with waiting("loading the target"):
+        from forerun.cli.checks.target import target_checks
+        from forerun.cli.load import load_target_of
+
+        try:
+            target = load_target_of(engine)
+        except ModelError as error:
+            yield Check("target", "error", str(error), "a model that can be decoded exactly", "see the message")
+            return
+    yield from target_checks(target)
+    yield from _examine_drafters(engine, target, prompts)
+
+
+def _examine_drafters(engine: DoctorFlags, target: Any, prompts: int) -> Iterator[Check]:
+    from forerun.cli.checks.drafter import acceptance_checks, drafter_checks
+    from forerun.cli.load import load_drafters_of
+
+    with waiting("loading the drafter"):
+        try:
+            loaded = load_drafters_of(engine, target, engine.drafters())
+        except ModelError as error:
+            yield Check("drafter", "error", str(error), "a drafter that fits the target", "see the message")
+            return
+    for entry in loaded:
+        yield from drafter_checks(target, entry)
+    if loaded and prompts:
+        yield from acceptance_checks(target, loaded, prompts)
+
+
+def _set_threads(threads: int) -> None:
+    import torch
+
+    if threads < 1:
+        raise OptionError("--threads", f"must be at least 1, got {threads}")
+    torch.set_num_threads(threads)
+
+
+def _show(check: Check) -> None:
+    first, *more = check.lines()
+    width = len("warning ")
+    screen().print(f"[{STYLE[check.status]}]{first[:width]}[/]", end="")
+    for line in (first[width:], *more):
+        screen().print(line, markup=False)

@@ -1,0 +1,71 @@
+"""Flags of other engines, and what to type here instead."""
+
+from __future__ import annotations
+
+_MODEL = "here it is --drafter (or --speculative-config.model)"
+_METHOD = "here it is --drafter (or --speculative-config.method)"
+_COUNT = "here it is --num-speculative-tokens"
+_LOSSY = "refused: accepting by a threshold would change the output; verification here is always exact"
+_LENGTH = "here it is --max-model-len"
+_NEW_TOKENS = "here it is --max-tokens"
+_TREE = "drafts are chains here: top-k is 1 and the number of steps is --num-speculative-tokens"
+
+FLAGS = {
+    # SGLang, LMDeploy
+    "--speculative-algorithm": _METHOD,
+    "--speculative-draft-model-path": _MODEL,
+    "--speculative-draft-model": _MODEL,
+    "--speculative-num-draft-tokens": "here it is --num-speculative-tokens, one less: SGLang counts the anchor",
+    "--speculative-num-steps": _TREE,
+    "--speculative-eagle-topk": _TREE,
+    "--speculative-accept-threshold-single": _LOSSY,
+    "--speculative-accept-threshold-acc": _LOSSY,
+    "--context-length": _LENGTH,
+    "--model-path": "here it is --target",
+    "--mem-fraction-static": "here it is --kv-cache-memory-bytes",
+    # llama.cpp
+    "-md": _MODEL,
+    "--model-draft": _MODEL,
+    "--spec-draft-model": _MODEL,
+    "-hfd": _MODEL,
+    "--spec-type": _METHOD,
+    "--spec-draft-n-max": _COUNT,
+    "--draft-max": _COUNT,
+    "--draft": _COUNT,
+    "--spec-draft-n-min": "here it is --speculative-config.min_draft",
+    "--draft-min": "here it is --speculative-config.min_draft",
+    "--spec-draft-p-min": "not built: drafts are not cut by confidence in this version",
+    "--draft-p-min": "not built: drafts are not cut by confidence in this version",
+    "--n-predict": _NEW_TOKENS,
+    "--predict": _NEW_TOKENS,
+    "--ctx-size": _LENGTH,
+    "--temp": "here it is --temperature",
+    "--repeat-penalty": "here it is --repetition-penalty",
+    "--file": "here it is --prompt @FILE",
+    # TensorRT-LLM
+    "--decoding-type": _METHOD,
+    "--max-draft-len": _COUNT,
+    "--speculative-model": _MODEL,
+    "--draft-len-schedule": "here it is --speculative-config.num_speculative_tokens_per_batch_size",
+    # transformers
+    "--assistant-model": _MODEL,
+    "--num-assistant-tokens": _COUNT,
+    "--prompt-lookup-num-tokens": "here it is --drafter ngram --num-speculative-tokens",
+    "--max-matching-ngram-size": "here it is --speculative-config.prompt_lookup_max",
+    "--max-new-tokens": _NEW_TOKENS,
+    "--min-new-tokens": "here it is --min-tokens",
+    "--do-sample": "sampling is on unless --temperature 0",
+    # vLLM
+    "--draft-model": _MODEL,
+    "--ngram-prompt-lookup-max": "here it is --speculative-config.prompt_lookup_max",
+    "--gpu-memory-utilization": "here it is --kv-cache-memory-bytes",
+    "--rejection-sample-method": "here it is --verify-mode",
+    # mlx-dspark, mlx-lm
+    "--max-draft": _COUNT,
+    "--num-draft-tokens": _COUNT,
+}
+
+
+def translate(flag: str) -> str | None:
+    """What to type here for a flag of another engine; None if it is not one."""
+    return FLAGS.get(flag.replace("_", "-"))

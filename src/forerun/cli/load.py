@@ -1,0 +1,72 @@
+"""Loading for a command: target first, then drafters, so that an error names the flag of the model it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from forerun.cli.console import waiting
+from forerun.errors import ModelError
+
+if TYPE_CHECKING:
+    from forerun.cli.options import EngineFlags
+    from forerun.drafters.config import SpeculativeConfig
+    from forerun.engine import Engine
+    from forerun.engine.propose import LoadedDrafter
+    from forerun.target.hf import HFTarget
+
+
+def load_engine(flags: EngineFlags) -> Engine:
+    """The engine that the flags ask for.
+
+    Raises:
+        ForerunError: with the flag to change.
+    """
+    configs = flags.drafters()  # what is wrong there is told before anything is loaded
+    with waiting("loading"):
+        return load_with(flags, configs)
+
+
+def load_with(flags: EngineFlags, configs: Sequence[SpeculativeConfig]) -> Engine:
+    """An engine over a target of its own, with these drafters instead of those of the flags."""
+    from forerun.engine import Engine, EngineOptions
+
+    target = load_target_of(flags)
+    return Engine(target, load_drafters_of(flags, target, configs), EngineOptions.of(flags.options()))
+
+
+def load_target_of(flags: EngineFlags) -> HFTarget:
+    """The target alone. ModelError names --target."""
+    from forerun.engine import EngineOptions
+    from forerun.target.load import load_target
+
+    options = EngineOptions.of(flags.options())
+    try:
+        return load_target(
+            flags.target,
+            dtype=cast(Any, options.dtype),  # a wrong one is refused there
+            device=cast(Any, options.device),
+            threads=options.threads,
+            revision=options.revision,
+            trust_remote_code=options.trust_remote_code,
+            max_model_len=options.max_model_len,
+        )
+    except ModelError as error:
+        raise _about("--target", error) from error
+
+
+def load_drafters_of(flags: EngineFlags, target: HFTarget, configs: Sequence[SpeculativeConfig]) -> list[LoadedDrafter]:
+    """Drafters for a loaded target. ModelError names --drafter."""
+    from forerun.engine import EngineOptions
+    from forerun.engine.load import load_drafters
+
+    try:
+        return load_drafters(list(configs), target, EngineOptions.of(flags.options()))
+    except ModelError as error:
+        raise _about("--drafter", error) from error
+
+
+def _about(flag: str, error: ModelError) -> ModelError:
+    """The same kind of error, naming the flag: a drafter's model is loaded by what also loads targets."""
+    message = str(error).removeprefix("--target: ")
+    return type(error)(message if message.startswith("--") else f"{flag}: {message}")

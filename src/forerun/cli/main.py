@@ -1,0 +1,173 @@
+"""`forerun`: the table of commands, and how an error of any of them becomes one line."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from forerun.cli.foreign import translate
+from forerun.cli.options import DOTTED, fold_dotted
+from forerun.errors import ForerunError, OptionError, nearest
+
+COMMANDS = {
+    "generate": ("forerun.cli.generate:generate", "Complete prompts, or chat."),
+    "doctor": ("forerun.cli.doctor:doctor", "What is here, and will this target and drafter work together?"),
+    "verify": ("forerun.cli.verify:verify", "Is speculative decoding lossless here? A certificate."),
+    "bench": ("forerun.cli.bench:bench", "Measure drafters against plain decoding: speed-up, acceptance, latency."),
+    "demo": ("forerun.cli.demo:demo", "Every drafter against plain decoding on the embedded model."),
+}
+"""name -> ("module:function", summary). A module is imported when its command runs, so that help stays quick."""
+
+FAILED, WRONG_USAGE, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
+"""Exit codes: a claim or a model failed; the user's input cannot be used; Ctrl-C; the reader of a pipe went away."""
+
+UsageError: Any = typer.BadParameter.__mro__[1]
+"""Base of what typer raises for a wrong command line; typer itself does not export it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code. A traceback is always a bug of ours."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        return _closed_pipe()
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        return INTERRUPTED
+
+
+def _run(args: list[str]) -> int:
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    command: Any = typer.main.get_command(_app(args[0] if args else None))
+    known = _known_options(command, args)
+    try:
+        code = command.main(args=fold_dotted(args) or ["--help"], prog_name="forerun", standalone_mode=False)
+    except UsageError as error:
+        return _complain(_usage_line(error, args, known))
+    except typer.Abort:
+        return INTERRUPTED
+    except OptionError as error:
+        option = flag_of(error.option, args, known)
+        return _complain(f"{option}: {str(error).removeprefix(f'{error.option}: ')}")
+    except ForerunError as error:
+        return _complain(str(error))
+    return code if isinstance(code, int) else 0
+
+
+def _app(active: str | None) -> typer.Typer:
+    """All commands by name, of which only the one that is asked for is imported."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    app.callback(help=_ABOUT)(_root)
+    for name, (path, summary) in COMMANDS.items():
+        app.command(name, short_help=summary)(_load(path) if name == active else _stub)
+    return app
+
+
+_ABOUT = """Lossless speculative decoding: the same text, sooner."""
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from forerun import __version__
+
+        print(f"forerun {__version__}")  # noqa: T201 - it is the result
+        raise typer.Exit
+
+
+_Version = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+]
+
+
+def _root(version: _Version = False) -> None:
+    """Nothing: the options of `forerun` itself act by their callbacks."""
+
+
+def _stub() -> None:
+    raise AssertionError("only a command that is named in the arguments runs")
+
+
+def _load(path: str) -> Callable[..., Any]:
+    module, _, attribute = path.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+
+    @functools.wraps(function)
+    def command(**given: Any) -> Any:
+        try:
+            return function(**given)
+        except BrokenPipeError:  # typer would make it exit code 1, which says that something failed
+            return _closed_pipe()
+
+    return command
+
+
+def _closed_pipe() -> int:
+    """Whoever read our output has seen enough. What is still buffered must not raise again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return CLOSED_PIPE
+
+
+# ------------------------------------------------------------------------------------------------------ error lines
+
+
+def _complain(line: str) -> int:
+    """One line on stderr, whatever the message was made of."""
+    sys.stderr.write(f"error: {' '.join(line.split())}\n")
+    return WRONG_USAGE
+
+
+def _known_options(group: Any, args: Sequence[str]) -> list[str]:
+    command = group.commands.get(args[0]) if args else None
+    params = (command or group).params
+    return ["--help", *(name for param in params if param.param_type_name == "option" for name in param.opts)]
+
+
+def _usage_line(error: Any, args: Sequence[str], known: Sequence[str]) -> str:
+    option: str = getattr(error, "option_name", None) or ""
+    if type(error).__name__ == "NoSuchOption":
+        return _unknown_option(option, args, known)
+    parameter = getattr(error, "param", None)
+    if parameter is not None:
+        option = next((o for o in parameter.opts if o.startswith("--")), str(parameter.name).upper())
+    message = str(getattr(error, "message", error)).strip()
+    if type(error).__name__ == "MissingParameter":
+        message = "is required"
+    if not option and args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        return f"no command is called {args[0]!r}; {nearest(args[0], COMMANDS)}"
+    return f"{option}: {message}" if option else message
+
+
+def _unknown_option(name: str, args: Sequence[str], known: Sequence[str]) -> str:
+    """Typed as another engine spells it, or mistyped. Typer reports `-m` for `-md`, so look at what was typed."""
+    typed = [arg.partition("=")[0] for arg in args]
+    for word in [name, *(word for word in typed if word.startswith(name))]:
+        answer = translate(word)
+        if answer is not None:
+            return f"{word}: {answer}"
+    dashed = name.replace("_", "-")
+    return f"{name}: unknown option; {f'did you mean {dashed!r}?' if dashed in known else nearest(name, known)}"
+
+
+def flag_of(option: str, args: Sequence[str], known: Sequence[str]) -> str:
+    """The flag a user typed for an option the library names: `top_p` is `--top-p`."""
+    typed = {arg.partition("=")[0] for arg in args}
+    if option.startswith("-"):
+        return option
+    if option in ("prompt", "messages"):
+        return "--prompts" if "--prompts" in typed else "--chat" if "--chat" in typed else "--prompt"
+    if option in ("method", "model") and "--drafter" in typed:
+        return "--drafter"
+    flag = f"--{option.replace('_', '-')}"
+    if flag in known:
+        return flag
+    return DOTTED.replace("KEY", option) if DOTTED in known else option

@@ -1,0 +1,27 @@
+"""Models for any test: a tiny random Qwen3 and a smaller one that agrees with it now and then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tiny import qwen3, save_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three layers, float32, 256 positions, a byte tokenizer with a chat template."""
+    folder = tmp_path_factory.mktemp("tiny-qwen3")
+    qwen3(3).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_small_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first two layers of the other one with the same head: a draft model that is right now and then."""
+    folder = tmp_path_factory.mktemp("tiny-small")
+    qwen3(2).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
