@@ -84,17 +84,15 @@ def reject(
     _need(uniforms.shape == target_probs.shape[:2], "uniforms", f"must be [R, K + 1], got {tuple(uniforms.shape)}")
     verified = _verified(draft_tokens, lengths)
     block = _padded(draft_tokens[verified], lengths, target_probs)
-    if draft_probs is None:
-        chosen = uniforms.new_ones(len(block.ids))
-    else:
-        requests, slots = verified.nonzero().T
-        chosen = draft_probs[requests, slots, block.ids]
+    requests, slots = verified.nonzero().T
+    chosen = None if draft_probs is None else _shares(draft_probs, _mass(draft_probs), (requests, slots), block.ids)
 
     def subtract(law: Tensor, requests: list[int], slots: list[int]) -> None:
         if draft_probs is None:
             law[requests, draft_tokens[requests, slots]] = 0
         else:
-            law[requests] -= draft_probs[requests, slots].to(law)
+            laws = draft_probs[requests, slots].to(law)
+            law[requests] -= laws / _mass(laws)[:, None]
 
     return _reject(block, chosen, subtract, uniforms[:, :-1][verified], uniforms[:, -1])
 
@@ -134,10 +132,7 @@ def reject_packed(drafts: Proposal, target_probs: Tensor, accept_uniforms: Tenso
         accept_uniforms: [sum(l_r)], the acceptance numbers in the same order.
         final_uniforms: [R], for the residual or the bonus.
     """
-    import torch
-
     block = _packed(drafts, target_probs)
-    chosen = [_chosen(draft, final_uniforms) for draft in drafts]
 
     def subtract(law: Tensor, requests: list[int], slots: list[int]) -> None:
         for r, k in zip(requests, slots, strict=True):
@@ -145,9 +140,9 @@ def reject_packed(drafts: Proposal, target_probs: Tensor, accept_uniforms: Tenso
             if probs is None:
                 law[r, drafts[r].tokens[k]] = 0
             else:
-                law[r] -= probs[k].to(law)
+                law[r] -= probs[k].to(law) / _mass(probs[k])
 
-    return _reject(block, torch.cat(chosen), subtract, accept_uniforms, final_uniforms)
+    return _reject(block, _chosen(drafts, block), subtract, accept_uniforms, final_uniforms)
 
 
 def couple_packed(drafts: Proposal, target_probs: Tensor, gumbel: Tensor) -> Verdict:
@@ -158,8 +153,8 @@ def couple_packed(drafts: Proposal, target_probs: Tensor, gumbel: Tensor) -> Ver
 # --------------------------------------------------------------------------------------------------------- the rules
 
 Subtract = Callable[["Tensor", list[int], list[int]], None]
-"""`subtract(law [R, V], requests, slots)`: takes the draft's law at a slot off the rows of these requests, in place; for
-a point mass, where the difference is negative at its token and p elsewhere, it may write 0 at the token."""
+"""`subtract(law [R, V], requests, slots)`: takes a draft's law at its slot off the rows of these requests, in place.
+For a point mass it may write 0 at the token: the difference is negative there and p elsewhere."""
 
 
 class _Block(NamedTuple):
@@ -179,17 +174,22 @@ class _Block(NamedTuple):
         return [first + k for first, count in zip(self.first, self.counts, strict=True) for k in range(count)]
 
     def take(self, rows: list[int]) -> Tensor:
-        import torch
-
-        return self.target_probs[torch.tensor(rows, dtype=torch.long, device=self.target_probs.device)]
+        """Laws at these rows, in float64."""
+        return self.target_probs[rows].double()
 
 
 def _reject(
-    block: _Block, draft_prob: Tensor, subtract: Subtract, accept_uniforms: Tensor, final_uniforms: Tensor
+    block: _Block, draft_prob: Tensor | None, subtract: Subtract, accept_uniforms: Tensor, final_uniforms: Tensor
 ) -> Verdict:
-    accepted = _count_accepted(block.counts, _tests(block, draft_prob, accept_uniforms))
+    """The rule, on the laws' shares p / sum(p): what `draw` draws from, to the last bit and in any precision.
+
+    A float32 softmax sums to 1 only within 1e-7. Were its values taken as they are, drafts would be drawn from one law
+    and divided by another, and plain decoding would have a third.
+    """
+    mass = _mass(block.target_probs)
+    accepted = _count_accepted(block.counts, _tests(block, mass, draft_prob, accept_uniforms))
     last = [first + a for first, a in zip(block.first, accepted, strict=True)]
-    law = block.take(last).double()  # [R, V], unnormalised from here on
+    law = block.take(last) / mass[last, None]  # [R, V] float64
     rejected = [r for r, a in enumerate(accepted) if a < block.counts[r]]
     if rejected:
         subtract(law, rejected, [accepted[r] for r in rejected])
@@ -198,24 +198,37 @@ def _reject(
         # after a draft law that was NaN.
         empty = [r for r, mass in enumerate(law.sum(-1).tolist()) if not mass > 0]
         if empty:
-            law[empty] = block.take([last[r] for r in empty]).double()
+            law[empty] = block.take([last[r] for r in empty])
     next_token = draw(law, final_uniforms)
     return Verdict(next_token.new_tensor(accepted), next_token)
 
 
-def _tests(block: _Block, draft_prob: Tensor, uniforms: Tensor) -> list[bool]:
+def _tests(block: _Block, mass: Tensor, draft_prob: Tensor | None, uniforms: Tensor) -> list[bool]:
     """For each draft token, whether it would be accepted were all before it.
 
-    u < p / q is tested as u * q < p: no division, nothing to clamp, and a token of p = 0 is refused even at u = 0.
+    u < p / q is tested as u * q < p: nothing to clamp, and a token of p = 0 is refused even at u = 0.
     """
     import torch
 
     rows = block.rows()
     if not rows:
         return []
-    target = block.target_probs[torch.tensor(rows, device=block.ids.device), block.ids].double()  # [sum(l)]
-    passed: list[bool] = (uniforms.to(target) * draft_prob.to(target) < target).tolist()
+    target = _shares(block.target_probs, mass, (torch.tensor(rows, device=mass.device),), block.ids)  # [sum(l)]
+    level = uniforms.to(target)
+    passed: list[bool] = ((level if draft_prob is None else level * draft_prob) < target).tolist()
     return passed
+
+
+def _mass(laws: Tensor) -> Tensor:
+    """Sums of laws [..., V] in float64."""
+    import torch
+
+    return laws.sum(-1, dtype=torch.float64)
+
+
+def _shares(laws: Tensor, mass: Tensor, rows: tuple[Tensor, ...], ids: Tensor) -> Tensor:
+    """[n] float64: the probabilities of ids [n] under rows [n] of some laws, the sums divided out."""
+    return laws[(*rows, ids)].double() / mass[rows]
 
 
 def _count_accepted(counts: Sequence[int], passed: Sequence[bool]) -> list[int]:
@@ -254,11 +267,22 @@ def _packed(drafts: Proposal, target_probs: Tensor) -> _Block:
     return _Block(target_probs, first, [len(draft.tokens) for draft in drafts], tokens)
 
 
-def _chosen(draft: Draft, like: Tensor) -> Tensor:
-    """q_k(x_k) for k = 1 .. l; 1 where the draft is deterministic."""
-    if draft.probs is None:
-        return like.new_ones(len(draft.tokens))
-    return draft.probs[range(len(draft.tokens)), draft.tokens].to(like)
+def _chosen(drafts: Proposal, block: _Block) -> Tensor | None:
+    """[sum(l)] the drafts' own probabilities of their tokens: 1 where deterministic, None if all are."""
+    import torch
+
+    if all(draft.probs is None for draft in drafts):
+        return None
+    parts, start = [], 0
+    for draft, count in zip(drafts, block.counts, strict=True):
+        ids = block.ids[start : start + count]
+        start += count
+        if draft.probs is None:
+            parts.append(torch.ones(count, dtype=torch.float64, device=ids.device))
+        else:
+            slots = torch.arange(count, device=ids.device)
+            parts.append(_shares(draft.probs, _mass(draft.probs), (slots,), ids))
+    return torch.cat(parts)
 
 
 def _padded(ids: Tensor, lengths: Tensor, target_probs: Tensor) -> _Block:

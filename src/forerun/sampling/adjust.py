@@ -1,7 +1,7 @@
 """Everything that changes logits before the temperature: allowed ids, bad words, processors, bias, penalties.
 
 All of it depends on the tokens before a position. The drafted prefix counts as if it had been committed, so that each
-row of a verify block has the very law that plain decoding would have there (bugs.md PB-1 .. PB-6 in one rule).
+row of a verify block has the very law that plain decoding would have there.
 """
 
 from __future__ import annotations
@@ -133,14 +133,15 @@ def _penalise(logits: Tensor, rows: Sequence[Row]) -> None:
     if not ids:
         return
     column = {token: c for c, token in enumerate(ids)}
+    index = torch.tensor(ids, device=logits.device)
     counts = logits.new_tensor([output[token] for token in ids]).repeat(len(rows), 1)  # [n, U]
     drafted = [(j, column[token]) for j, row in enumerate(rows) for token in row.drafted]
     if drafted:
         at_row, at_column = torch.tensor(drafted, device=logits.device).T
         counts.index_put_((at_row, at_column), logits.new_ones(len(drafted)), accumulate=True)
-    values = logits[:, ids]
+    values = logits[:, index]
     if s.repetition_penalty != 1.0:
         r = s.repetition_penalty
         seen = (counts > 0) | logits.new_tensor([token in prompt for token in ids]).bool()
         values = values.where(~seen, (values / r).where(values > 0, values * r))
-    logits[:, ids] = values - s.frequency_penalty * counts - s.presence_penalty * (counts > 0)
+    logits[:, index] = values - s.frequency_penalty * counts - s.presence_penalty * (counts > 0).to(counts)

@@ -62,31 +62,37 @@ def _shape(logits: Tensor, s: Sampling) -> Tensor:
     import torch
 
     if s.greedy:
-        best = logits.max(-1)
+        top = logits.max(-1)
         # 0 where finite, NaN where not: a broken row must not pass for a certain one.
-        return one_hot(best.indices, logits, 1 + (best.values - best.values))
-    scores = logits
-    if s.temperature != 1 or s.min_p > 0:
-        # Subtract before dividing: a low temperature would blow the rounding of the largest logits up (NU-2).
-        scores = (logits - logits.amax(-1, keepdim=True)).div_(s.temperature)
-    if s.min_p > 0:
-        scores = scores.where(scores >= math.log(s.min_p), -math.inf)
-    if 0 < s.top_k < scores.shape[-1]:
-        return _top_k(scores, s.top_k, s.top_p)
-    if s.top_p < 1:
-        return _top_p(scores, torch.softmax(scores, -1), s.top_p, HEAD)
-    return torch.softmax(scores, -1)
+        return one_hot(top.indices, logits, 1 + (top.values - top.values))
+    if 0 < s.top_k < logits.shape[-1]:
+        return _top_k(logits, s)
+    plain = s.temperature == 1 and s.min_p == 0
+    scores = logits if plain else _scores(logits, logits.amax(-1, keepdim=True), s)
+    probs = torch.softmax(scores, -1)
+    return probs if s.top_p == 1 else _top_p(scores, probs, s.top_p, HEAD)
 
 
-def _top_k(scores: Tensor, k: int, p: float) -> Tensor:
-    """The law [N, V] of the k largest scores, and of the shortest run of those whose share reaches p."""
+def _scores(logits: Tensor, top: Tensor, s: Sampling) -> Tensor:
+    """Logits [N, n] over the temperature, 0 at the largest [N, 1], without those below `min_p`."""
+    # Subtract before dividing: a low temperature would blow the rounding of the largest logits up (NU-2).
+    scores = (logits - top).div_(s.temperature)
+    return scores.where(scores >= math.log(s.min_p), -math.inf) if s.min_p > 0 else scores
+
+
+def _top_k(logits: Tensor, s: Sampling) -> Tensor:
+    """The law [N, V] over the k largest logits, and of those the shortest run whose share reaches `top_p`.
+
+    `min_p` comes before `top_k` in name, but both keep a run of the largest, so either order keeps the same ids.
+    """
     import torch
 
-    values, ids = best(scores, k)
-    probs = torch.softmax(values, -1)
-    if p < 1:
-        probs = torch.softmax(_cut(values, _run_length(probs, p)), -1)
-    return torch.zeros_like(scores).scatter_(-1, ids, probs)
+    values, ids = best(logits, s.top_k)
+    scores = _scores(values, values[:, :1], s)
+    probs = torch.softmax(scores, -1)
+    if s.top_p < 1:
+        probs = torch.softmax(_cut(scores, _run_length(probs, s.top_p)), -1)
+    return torch.zeros_like(logits).scatter_(-1, ids, probs)
 
 
 def _top_p(scores: Tensor, probs: Tensor, p: float, width: int) -> Tensor:

@@ -24,7 +24,7 @@ class Noise:
     vocabularies and cut the tail of a Gumbel variable; the 64-bit one gives 53 bits a draw, in C, for the same keys.
 
     `uniforms` are keyed by the *anchor* position, never by the token's own: what lies behind a rejection is drafted
-    again at the same positions, and must not meet noise that confidences have already looked at (methods, 7.5).
+    again at the same positions, and must not meet noise that confidences have already looked at (docs/lossless.md).
     `gumbel` is keyed by the absolute position, since there the output does not depend on what was drafted.
     """
 
@@ -33,7 +33,8 @@ class Noise:
     @classmethod
     def of(cls, seed: int, sample: int = 0) -> Noise:
         """Sample 0 of a request uses the seed itself, so that a returned seed reproduces its sample with n = 1."""
-        return cls(seed % 2**64 if sample == 0 else _mix(seed % 2**64, sample))
+        seed = int(seed) % 2**64
+        return cls(seed if sample == 0 else _mix(seed, sample))
 
     def uniforms(self, anchor: int, purpose: int, count: int) -> np.ndarray:
         """[count] numbers in [0, 1) of 53 bits, element k belonging to slot k."""

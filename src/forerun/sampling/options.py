@@ -111,7 +111,7 @@ def _check_sampling(s: Sampling) -> None:
     need(_finite(s.frequency_penalty) and abs(s.frequency_penalty) <= 2, "frequency_penalty", "in [-2, 2]")
     need(_ids_ok(s.logit_bias) and all(map(_finite, s.logit_bias.values())), "logit_bias", "{token id: finite number}")
     need(_whole(s.min_tokens) and s.min_tokens >= 0, "min_tokens", "an integer >= 0")
-    need(all(map(_word_ok, s.bad_words)), "bad_words", "a list of non-empty strings or sequences of token ids")
+    need(_words_ok(s.bad_words), "bad_words", "a list of non-empty strings or sequences of token ids")
     allowed = s.allowed_token_ids
     need(allowed is None or (len(allowed) > 0 and _ids_ok(allowed)), "allowed_token_ids", "None or a list of token ids")
     need(all(map(callable, s.logits_processors)), "logits_processors", "a list of functions (tokens, logits) -> logits")
@@ -135,6 +135,11 @@ def _whole(value: object) -> bool:
 
 def _ids_ok(ids: Iterable[object]) -> bool:
     return all(isinstance(i, Integral) and not isinstance(i, bool) and int(i) >= 0 for i in ids)
+
+
+def _words_ok(words: Iterable[object]) -> bool:
+    """One string is refused: taken as a list, it would ban each of its letters."""
+    return not isinstance(words, str) and all(map(_word_ok, words))
 
 
 def _word_ok(word: object) -> bool:

@@ -28,8 +28,8 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     if probs.device.type != "cpu":
         cumulative = ascending(cumulative, probs)
     total = cumulative[:, -1:]
-    # u < 1 keeps the level below the total except by rounding; the largest value below it keeps the draw inside the
-    # support, since the first index above that value has a positive probability.
+    # u < 1 keeps the level below the total, except for subnormal sums, which round up to themselves. The first index
+    # above such a level has a positive probability.
     level = torch.minimum(uniforms.to(cumulative)[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     ids = torch.searchsorted(cumulative, level, right=True)[:, 0]
     return ids.where(total[:, 0] > 0, NOTHING)
