@@ -18,10 +18,14 @@ ALIASES = {"draft_model": "small", "ngram_gpu": "ngram", "standalone": "small", 
 """Spellings of vLLM and SGLang for the same thing."""
 
 
+def canonical(name: str) -> str:
+    """Our name for a method in any spelling; one that is not known stays as it is, in lower case."""
+    return ALIASES.get(name.strip().lower(), name.strip().lower())
+
+
 def drafter_class(name: str) -> type[Drafter]:
     """The class of a drafter by name, alias or `module:Class`. OptionError lists near names."""
-    key = ALIASES.get(name.lower(), name.lower())
-    path = DRAFTERS.get(key, name if ":" in name else None)
+    path = DRAFTERS.get(canonical(name), name if ":" in name else None)
     if path is None:
         raise OptionError("method", f"no drafter is called {name!r}; {nearest(name, DRAFTERS)}")
     module, _, attribute = path.partition(":")
@@ -34,4 +38,14 @@ def drafter_class(name: str) -> type[Drafter]:
     return found
 
 
-__all__ = ["DRAFTERS", "Accepted", "Draft", "DraftView", "Drafter", "KeepDrafting", "Proposal", "drafter_class"]
+__all__ = [
+    "DRAFTERS",
+    "Accepted",
+    "Draft",
+    "DraftView",
+    "Drafter",
+    "KeepDrafting",
+    "Proposal",
+    "canonical",
+    "drafter_class",
+]

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from forerun.sampling import DRAFT, Noise, Row, Sampling, VerifyMode, distribution, draw, draw_coupled
+from forerun.sampling import DRAFT, NOTHING, Noise, Row, Sampling, VerifyMode, distribution, draw, draw_coupled
 from forerun.verify import Draft, Proposal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from forerun.target.base import Target
+    from forerun.target.load import Device, Dtype
 
 KeepDrafting = Callable[["DraftView", int, float], bool]
 """`keep_drafting(view, k, c_k)`: whether slot k (from 1) is worth drafting; asked before x_k is drawn."""
@@ -61,8 +62,8 @@ class LoadContext:
     """What a drafter is loaded for."""
 
     target: Target
-    dtype: str = "auto"
-    device: str = "auto"
+    dtype: Dtype = "auto"
+    device: Device = "auto"
     trust_remote_code: bool = False
 
 
@@ -119,6 +120,7 @@ def draw_drafts(
     """The next draft token of each view from the drafter's logits [R, V] over the target's ids.
 
     Returns the tokens and the law [R, V] each was drawn from: to be passed on as it is, in rejection mode at T > 0.
+    A token is `NOTHING` where there is no law: masks leave nothing that the drafter knows, or the logits are NaN.
     """
     import torch
 
@@ -127,7 +129,8 @@ def draw_drafts(
         for view, prefix in zip(views, drafted, strict=True)
     ]
     probs = distribution(logits, rows)
-    tokens = probs.argmax(-1)
+    top = probs.max(-1)
+    tokens = top.indices.where(top.values > 0, NOTHING)
     sampled = [r for r, view in enumerate(views) if not is_deterministic(view)]
     for mode in ("rejection", "coupled"):
         mine = [r for r in sampled if views[r].verify_mode == mode]

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from forerun.drafters import DRAFTERS, drafter_class
+from forerun.drafters import DRAFTERS, canonical, drafter_class
 from forerun.drafters.base import Drafter, LoadContext
 from forerun.errors import OptionError, nearest
 from forerun.sampling import VerifyMode
@@ -69,6 +69,11 @@ class SpeculativeConfig(BaseModel):
     max_model_len: int | None = Field(default=None, ge=1)
     """The drafter's own context limit; K shrinks near it."""
 
+    @field_validator("method")
+    @classmethod
+    def _method(cls, value: str | None) -> str | None:
+        return value if value is None or ":" in value else canonical(value)
+
     @field_validator("num_speculative_tokens_per_batch_size", mode="before")
     @classmethod
     def _table(cls, value: Any) -> Any:
@@ -78,6 +83,28 @@ class SpeculativeConfig(BaseModel):
             return [[int(low), int(high or low), k] for (low, _, high), k in ends]
         return value
 
+    @field_validator("num_speculative_tokens_per_batch_size")
+    @classmethod
+    def _ranges(cls, value: list[tuple[int, int, int]] | None) -> list[tuple[int, int, int]] | None:
+        """In the order of batch sizes, from 1 up, none in two ranges."""
+        if value is None:
+            return None
+        rows, end = sorted(value), 0
+        for low, high, k in rows:
+            if not end < low <= high or k < 0:
+                raise ValueError("ranges need 1 <= from <= to and K >= 0, and must not overlap")
+            end = high
+        if not rows:
+            raise ValueError("needs at least one range")
+        return rows
+
+    @model_validator(mode="after")
+    def _min_draft_is_possible(self) -> SpeculativeConfig:
+        most = self.num_speculative_tokens
+        if most is not None and 0 < most < self.min_draft:
+            raise OptionError("min_draft", f"{self.min_draft} is more than num_speculative_tokens ({most}): no draft")
+        return self
+
     @property
     def name(self) -> str:
         if self.method is not None:
@@ -86,11 +113,18 @@ class SpeculativeConfig(BaseModel):
 
     def draft_length(self, default: int, batch_size: int) -> int:
         """K before any limit of request, window or drafter, for a batch of that many requests."""
-        k = default if self.num_speculative_tokens is None else self.num_speculative_tokens
-        for low, _, planned in sorted(self.num_speculative_tokens_per_batch_size or ()):
+        most = self.num_speculative_tokens
+        k = default if most is None else most
+        for low, _, planned in self.num_speculative_tokens_per_batch_size or ():
             if batch_size >= low:
-                k = min(planned, k if self.num_speculative_tokens is None else self.num_speculative_tokens)
-        return k if k >= self.min_draft else 0
+                k = planned if most is None else min(planned, most)
+        return k
+
+    def with_draft_length(self, k: int) -> SpeculativeConfig:
+        """The same with another K, checked like any other; `vanilla` has none to set."""
+        if self.name == "vanilla":
+            return self
+        return parse_config({**self.model_dump(exclude_unset=True), "num_speculative_tokens": k})
 
     def build(self, context: LoadContext) -> Drafter:
         """Loads the drafter. OptionError for a key it does not read."""
@@ -141,7 +175,7 @@ def parse_config(value: str | Mapping[str, Any] | SpeculativeConfig) -> Speculat
 def _read(text: str) -> Mapping[str, Any]:
     import yaml
 
-    if text.lower() in {*DRAFTERS, *NOT_BUILT, "draft_model"}:
+    if canonical(text) in {*DRAFTERS, *NOT_BUILT}:
         return {"method": text}
     if text.endswith((".json", ".yaml", ".yml")):
         try:
@@ -161,6 +195,9 @@ def _read(text: str) -> Mapping[str, Any]:
 
 def _as_option_error(error: ValidationError) -> OptionError:
     first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, OptionError):
+        return cause
     key = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
         hint = f"use {FOREIGN[key]!r}" if key in FOREIGN else nearest(key, SpeculativeConfig.model_fields)
@@ -174,7 +211,7 @@ def parse_configs(
     """One config per drafter; a comma-separated list of methods and a list of configs are allowed."""
     if value is None:
         return []
-    if isinstance(value, str) and "," in value and set(value.split(",")) <= {*DRAFTERS, *NOT_BUILT}:
+    if isinstance(value, str) and {canonical(name) for name in value.split(",")} <= {*DRAFTERS, *NOT_BUILT}:
         value = value.split(",")
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [parse_config(item) for item in value]

@@ -49,8 +49,8 @@ class Ngram(Drafter):
     def commit(self, accepted: Sequence[Accepted]) -> None:
         for rows in accepted:
             index = self._indexes.get(rows.request_id)
-            if index is not None and index.length > rows.end + 1:
-                self.release(rows.request_id)  # cut back behind what was indexed: start over
+            if index is not None and index.length > rows.end:
+                self.release(rows.request_id)  # cut back to before what was indexed: start over
 
     def release(self, request_id: int) -> None:
         self._indexes.pop(request_id, None)

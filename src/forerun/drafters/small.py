@@ -18,6 +18,7 @@ from forerun.drafters.base import (
     law_of,
 )
 from forerun.errors import OptionError
+from forerun.sampling import NOTHING
 from forerun.target.base import Batch, Segment, Target
 from forerun.target.blocks import BlockPool
 
@@ -55,13 +56,13 @@ class Small(Drafter):
 
     @classmethod
     def load(cls, options: Mapping[str, Any], context: LoadContext) -> Self:
-        from forerun.target.load import load_target, shared_vocabulary
-
         source = options.get("model")
         if source is None and context.target.name == "embedded":
             source = "embedded-small"
         if source is None:
             raise OptionError("model", "the drafter `small` needs a model: a directory, a .gguf file or a hub id")
+        from forerun.target.load import load_target, shared_vocabulary
+
         model = load_target(
             source,
             dtype=context.dtype,
@@ -101,10 +102,13 @@ class Small(Drafter):
             mine = [active[row] for row in going]
             tokens, probs = draw_drafts(logits[going], [views[i] for i in mine], [drafts[i].tokens for i in mine])
             for row, i in enumerate(mine):
+                if tokens[row] == NOTHING:
+                    drafts[i].invalid = True
+                    continue
                 drafts[i].tokens.append(tokens[row])
                 drafts[i].confidence.append(confidences[going[row]])
                 laws[i].append(probs[row])
-            active = [i for i in mine if len(drafts[i].tokens) < views[i].k]
+            active = [i for i in mine if len(drafts[i].tokens) < views[i].k and not drafts[i].invalid]
         for draft, view, law in zip(drafts, views, laws, strict=True):
             draft.probs = law_of(view, law)
         return drafts
@@ -119,6 +123,8 @@ class Small(Drafter):
 
     def _segment(self, request_id: int, tokens: list[int]) -> Segment:
         """The last piece of `tokens`, after a long beginning has been ingested in bounded passes."""
+        # A token this model has no row for: any of its own stands for it. That costs acceptance, never the output.
+        tokens = [min(token, self.model.vocab_size - 1) for token in tokens]
         table = self._tables.setdefault(request_id, [])
         start = self._rows.setdefault(request_id, 0)
         self._pool.grow(table, start + len(tokens))

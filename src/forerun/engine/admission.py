@@ -81,8 +81,8 @@ class Admission:
         """
         works = list(self._decodes(draft_length))
         left = self.limits.max_num_batched_tokens - sum(work.count + work.k for work in works)
-        for request in [r for r in self.running if r.pending > 1]:
-            if left > 0 and request in self.running and self._make_room(request, works):
+        for request in [r for r in self.running if r.prefill > 0]:
+            if left > 0 and request in self.running and self._make_room(request, request.rows + 1, works):
                 works.append(self._prefill(request, left))
                 left -= works[-1].count
         while left > 0 and self.waiting and len(self.running) < self.limits.max_num_seqs:
@@ -97,27 +97,38 @@ class Admission:
 
     def _can_admit(self, request: Request, left: int) -> bool:
         """Whether its first chunk fits and leaves every running request its next block: else it would be preempted."""
-        rows = request.rows + min(request.pending, left)
-        return self._can_grow(request.blocks, rows + len(self.running) * BLOCK_SIZE) or (
-            not self.running and self._can_grow(request.blocks, rows)
+        rows = request.rows + min(request.prefill, left)
+        return self._can_grow(request, rows + len(self.running) * BLOCK_SIZE) or (
+            not self.running and self._can_grow(request, rows)
         )
 
-    def _can_grow(self, table: list[int], rows: int) -> bool:
-        while not self.pool.can_grow(table, rows):
-            if not self._reclaim():
+    def _can_grow(self, request: Request, rows: int) -> bool:
+        while not self.pool.can_grow(request.blocks, rows):
+            if not (self._reclaim() or self._take_back(request)):
                 return False
         return True
 
+    def _take_back(self, asking: Request) -> bool:
+        """Frees the kept rows that a turn of a conversation holds while it waits; its prompt is then computed whole."""
+        holder = next((r for r in reversed(self.waiting) if r.blocks and r is not asking), None)
+        if holder is None:
+            return False
+        self.free(holder)
+        self._on_preempt(holder)
+        return True
+
     def _decodes(self, draft_length: DraftLength) -> Iterator[Work]:
-        decoding = [request for request in self.running if request.pending == 1]
+        decoding = [request for request in self.running if request.prefill == 0]
         works: list[Work] = []
         if not decoding:
             return iter(works)
         share = self._row_share(len(decoding))
         for request in decoding:
-            if request in self.running and self._make_room(request, works):
+            if request in self.running:
+                # Room for the drafts as well: a K cut to what is free would make the text depend on batch-mates.
                 k = draft_length(request, len(self.running), share - 1)
-                works.append(Work(request, 1, self._fit(request, k)))
+                if self._make_room(request, request.rows + 1 + k, works):
+                    works.append(Work(request, 1, k))
         return iter([work for work in works if work.request in self.running])
 
     def _row_share(self, decoding: int) -> int:
@@ -127,26 +138,19 @@ class Admission:
             rows = max(decoding, rows * 3 // 4)
         return rows // decoding
 
-    def _make_room(self, request: Request, works: list[Work]) -> bool:
-        """Gets the block for the request's next row, preempting the latest request if need be; False: it was itself."""
-        while not self._can_grow(request.blocks, request.rows + 1):
+    def _make_room(self, request: Request, rows: int, works: list[Work]) -> bool:
+        """Gets blocks for so many rows of a request, preempting the latest one if need be; False: it was itself."""
+        while not self._can_grow(request, rows):
             victim = self.running[-1]
             self.preempt(victim)
             works[:] = [work for work in works if work.request is not victim]
             if victim is request:
                 return False
-        self.pool.grow(request.blocks, request.rows + 1)
+        self.pool.grow(request.blocks, rows)
         return True
 
-    def _fit(self, request: Request, k: int) -> int:
-        """K reduced to the rows that free blocks can hold: drafts never push another request out."""
-        while k > 0 and not self.pool.can_grow(request.blocks, request.rows + 1 + k):
-            k -= 1
-        self.pool.grow(request.blocks, request.rows + 1 + k)
-        return k
-
     def _prefill(self, request: Request, left: int) -> Work:
-        count = min(request.pending, left)
+        count = min(request.prefill, left)
         while not self.pool.can_grow(request.blocks, request.rows + count):
             count = (blocks_for(request.rows + count) - 1) * BLOCK_SIZE - request.rows
         self.pool.grow(request.blocks, request.rows + count)

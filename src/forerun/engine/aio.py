@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -11,12 +12,19 @@ from typing import Any
 from forerun.engine.engine import Engine
 from forerun.engine.intake import Prompt, Speculative
 from forerun.engine.request import Chunk, Completion, Request
-from forerun.errors import EngineClosed
+from forerun.errors import EngineClosed, RequestCancelled
 from forerun.sampling import Sampling
+
+logger = logging.getLogger("forerun")
+
+MOST_UNREAD = 4096
+"""Chunks per sample that may wait for a slow reader before its requests are cancelled; memory would grow otherwise."""
 
 
 class AsyncEngine:
     """Many callers, one engine. The event loop never waits for a step, nor a step for the event loop.
+
+    Callers may live in different event loops and threads.
 
     >>> async with AsyncEngine(Engine.load("embedded", drafter="ngram")) as engine:
     ...     async for chunk in engine.stream("def area("):
@@ -27,6 +35,8 @@ class AsyncEngine:
         self.engine = engine
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closed = False
+        # Held while a command is queued, so that none comes behind the one that ends the thread.
+        self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="forerun-engine", daemon=True)
         self._thread.start()
 
@@ -42,7 +52,7 @@ class AsyncEngine:
             try:
                 command = self._commands.get(block=idle)
             except queue.Empty:
-                idle = not self.engine.step()
+                idle = not self._step()
                 continue
             if command is None:
                 self.engine.close()
@@ -50,10 +60,17 @@ class AsyncEngine:
             command()
             idle = False
 
+    def _step(self) -> bool:
+        """A step that breaks off is a bug of ours. Whoever waits is told; the thread serves those who come later."""
+        try:
+            return self.engine.step()
+        except Exception as error:
+            logger.error("a step broke off; everything that runs fails with it", exc_info=True)
+            self.engine.fail(error)
+            return False
+
     async def _call(self, function: Callable[[], Any]) -> Any:
         """Runs a function between two steps, on the engine's thread."""
-        if self._closed:
-            raise EngineClosed("the engine is closed")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
@@ -70,9 +87,12 @@ class AsyncEngine:
                 result, error = function(), None
             except Exception as raised:
                 result, error = None, raised
-            loop.call_soon_threadsafe(settle, result, error)
+            _post(loop, settle, result, error)
 
-        self._commands.put(command)
+        with self._closing:
+            if self._closed:
+                raise EngineClosed("the engine is closed")
+            self._commands.put(command)
         return await future
 
     async def stream(
@@ -83,33 +103,29 @@ class AsyncEngine:
         speculative: Speculative = None,
         prediction: str | None = None,
     ) -> AsyncIterator[Chunk]:
-        """Yields what each step adds. Leaving the iteration cancels what is unfinished before the next step."""
-        loop = asyncio.get_running_loop()
-        arrived: asyncio.Queue[Chunk] = asyncio.Queue()
+        """Yields what each step adds. Leaving the iteration cancels what is unfinished before the next step.
 
-        def listener(chunk: Chunk) -> None:
-            loop.call_soon_threadsafe(arrived.put_nowait, chunk)
+        Raises:
+            PromptError, OptionError: before anything is computed. RequestCancelled: the reader fell too far behind.
+            EngineClosed: before or during the stream. Any error of the target: after the step it hit.
+        """
+        reader = _Reader(self.engine, asyncio.get_running_loop())
 
-        requests: list[Request] = await self._call(
-            lambda: self.engine.submit(
-                prompts, sampling, speculative=speculative, prediction=prediction, listener=listener
+        def submit() -> None:
+            reader.requests += self.engine.submit(
+                prompts, sampling, speculative=speculative, prediction=prediction, listener=reader.listen
             )
-        )
-        left = len(requests)
+
         try:
+            await self._call(submit)
+            left = len(reader.requests)
             while left:
-                chunk = await arrived.get()
-                if chunk.finished and chunk.completion is None:
-                    raise self._reason(requests, chunk)
+                chunk = await reader.next()
                 left -= chunk.finished
                 yield chunk
         finally:
-            self._commands.put(lambda: self.engine.cancel(requests))
-
-    @staticmethod
-    def _reason(requests: Sequence[Request], chunk: Chunk) -> BaseException:
-        own = (r for r in requests if (r.prompt_index, r.sample_index) == (chunk.prompt_index, chunk.sample_index))
-        return next(own).error or EngineClosed("the engine was closed before the request finished")
+            # Queued behind `submit`, which may not have run yet if the caller was cancelled while it waited.
+            self._commands.put(reader.cancel)
 
     async def generate(
         self,
@@ -126,13 +142,63 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """Cancels everything and ends the engine's thread."""
-        if not self._closed:
-            self._closed = True
-            self._commands.put(None)
-            await asyncio.to_thread(self._thread.join)
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._commands.put(None)
+        await asyncio.to_thread(self._thread.join)
 
     async def __aenter__(self) -> AsyncEngine:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+class _Reader:
+    """The way of one stream's chunks from the engine's thread to an event loop."""
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop):
+        self.requests: list[Request] = []
+        self._engine = engine
+        self._loop = loop
+        self._arrived: asyncio.Queue[Chunk | RequestCancelled] = asyncio.Queue()
+        self._sent = 0
+        self._read = 0
+
+    def listen(self, chunk: Chunk) -> None:
+        """On the engine's thread, after a step; also from inside `submit`, when `requests` is still empty."""
+        self._sent += 1
+        behind = self._sent - self._read
+        if self.requests and behind > MOST_UNREAD * len(self.requests):
+            logger.warning("a reader is %d chunks behind; its requests are cancelled", behind)
+            self._put(RequestCancelled(f"the reader fell {behind} chunks behind"))
+            self.cancel()
+        elif not self._put(chunk):
+            self.cancel()  # nobody is left to read
+
+    def _put(self, item: Chunk | RequestCancelled) -> bool:
+        return _post(self._loop, self._arrived.put_nowait, item)
+
+    def cancel(self) -> None:
+        self._engine.cancel(self.requests)
+
+    async def next(self) -> Chunk:
+        item = await self._arrived.get()
+        self._read += 1
+        if isinstance(item, RequestCancelled):
+            raise item
+        if item.finished and item.completion is None:
+            place = (item.prompt_index, item.sample_index)
+            own = next(r for r in self.requests if (r.prompt_index, r.sample_index) == place)
+            raise own.error or EngineClosed("the engine was closed before the request finished")
+        return item
+
+
+def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: Any) -> bool:
+    """Calls a function in an event loop from the engine's thread; False if that loop has been closed."""
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:
+        return False
+    return True

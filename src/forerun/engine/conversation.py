@@ -24,7 +24,9 @@ class Conversation:
     def __init__(self, engine: Engine):
         self._engine = engine
         self._id = engine.intake.new_id()
-        self._tokens: list[int] = []
+        self._tokens: list[int] = []  # all but the last of them have kept rows, unless those were taken back
+        self._turn: Request | None = None
+        self._closed = False
         engine.core.kept[self._id] = []
 
     def generate(
@@ -40,17 +42,24 @@ class Conversation:
     ) -> Iterator[Chunk]:
         """`generate`, yielding what each step adds. Closing the iterator cancels the turn and drops what was kept."""
         engine = self._engine
-        if self._id not in engine.core.kept:
+        engine.check_open()
+        if self._closed:
             raise EngineClosed("the conversation is closed")
+        if self._turn is not None:
+            raise OptionError("conversation", "its last turn is still open; finish or close that iterator first")
         [request, *more] = engine.intake.requests([prompt], sampling, Ask(speculative))
         if more:
             raise OptionError("n", "a conversation has one sample a turn; use n = 1")
-        self._resume(request)
+        self._turn = request
         try:
+            self._resume(request)
             yield from engine.follow([request])
-            self._tokens = list(request.tokens)
+            if request.output:
+                self._tokens = list(request.tokens)
         finally:
-            engine.core.kept.setdefault(self._id, [])
+            self._turn = None
+            if not self._closed:
+                engine.core.kept.setdefault(self._id, [])
 
     def _resume(self, request: Request) -> None:
         """Hands the kept rows to the new turn, cut back to the prefix both share."""
@@ -64,9 +73,13 @@ class Conversation:
             while shared < longest and self._tokens[shared] == request.tokens[shared]:
                 shared += 1
         request.rows = shared
+        self._tokens = request.tokens[: shared + 1]
         core.pool.shrink(request.blocks, shared)
         core.cut_drafters(Accepted(self._id, shared, shared, None))
 
     def close(self) -> None:
-        """Frees what was kept."""
+        """Cancels an open turn and frees what was kept."""
+        self._closed = True
+        if self._turn is not None:
+            self._engine.cancel([self._turn])
         self._engine.core.drop_kept(self._id)

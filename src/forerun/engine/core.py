@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from forerun.drafters.base import Accepted
 from forerun.engine.admission import Admission, Limits, Work
-from forerun.engine.judge import Round, judge
-from forerun.engine.propose import LoadedDrafter, forget, logger, plan_length, propose
+from forerun.engine.judge import Outcome, Round, judge
+from forerun.engine.propose import LoadedDrafter, follow, forget, logger, plan_length, propose
 from forerun.engine.request import Request
 from forerun.sampling import NOTHING, logprobs, undrawable
 from forerun.target.base import Batch, Forward, Segment, Target
@@ -72,7 +72,7 @@ class EngineCore:
             verdicts = self._judge(works, drafts, forward.logits)
         except Exception as error:
             logger.error("a step failed; its %d requests fail with it", len(works), exc_info=True)
-            return [self._fail(work.request, error) for work in works]
+            return [self.fail(work.request, error) for work in works]
         return self._settle(works, drafts, forward, verdicts)
 
     def _draft_length(self, request: Request, batch_size: int, rows_left: int) -> int:
@@ -87,8 +87,8 @@ class EngineCore:
             segments.append(Segment(tokens, request.rows, request.blocks, logit_rows))
         return self.target.forward(Batch(segments), self._taps)
 
-    def _judge(self, works: Sequence[Work], drafts: Sequence[Draft], logits: Tensor) -> list[tuple[int, int] | None]:
-        """(accepted, next token) per work; None where a prefill goes on."""
+    def _judge(self, works: Sequence[Work], drafts: Sequence[Draft], logits: Tensor) -> list[Outcome | None]:
+        """The outcome of each work; None where a prefill goes on."""
         rounds, row = [], 0
         for work, draft in zip(works, drafts, strict=True):
             if work.is_round:
@@ -102,7 +102,7 @@ class EngineCore:
         works: Sequence[Work],
         drafts: Sequence[Draft],
         forward: Forward,
-        verdicts: Sequence[tuple[int, int] | None],
+        verdicts: Sequence[Outcome | None],
     ) -> list[Progress]:
         progress, final, logit_row, packed_row = [], [], 0, 0
         for work, draft, verdict in zip(works, drafts, verdicts, strict=True):
@@ -111,7 +111,7 @@ class EngineCore:
                 request.rows += work.count
             else:
                 rows = forward.logits[logit_row : logit_row + len(draft.tokens) + 1]
-                progress.append(self._commit(work, draft, verdict, rows))
+                progress.append(self._try_commit(work, draft, verdict, rows))
                 logit_row += len(draft.tokens) + 1
             final.append((request.id, start, request.rows, packed_row))
             packed_row += work.count + len(draft.tokens)
@@ -120,8 +120,18 @@ class EngineCore:
             if done.request.error is not None:
                 self.drop(done.request)
             elif done.request.finish_reason is not None:
-                self._release(done.request)
+                self.release(done.request)
         return progress
+
+    def _try_commit(self, work: Work, draft: Draft, verdict: Outcome, logits: Tensor) -> Progress:
+        """An error on the way to a verdict, text or log-probabilities is this request's own; its batch-mates go on."""
+        try:
+            if isinstance(verdict, Exception):
+                raise verdict
+            return self._commit(work, draft, verdict, logits)
+        except Exception as error:
+            work.request.error, work.request.finish_reason = error, "abort"
+            return Progress(work.request)
 
     def _commit(self, work: Work, draft: Draft, verdict: tuple[int, int], logits: Tensor) -> Progress:
         """Commits what was emitted until a stop rule fires, then cuts everything back to the kept prefix."""
@@ -147,12 +157,7 @@ class EngineCore:
                 Accepted(request_id, start, end, self._columns(entry, features, row, end - start))
                 for request_id, start, end, row in final
             ]
-            try:
-                entry.drafter.commit(accepted)
-            except Exception:
-                logger.warning("drafter %r failed to follow a step; it starts over", entry.name, exc_info=True)
-                for rows in accepted:
-                    forget(entry, rows.request_id)
+            follow(entry, accepted)
 
     def _columns(self, entry: LoadedDrafter, features: Tensor | None, row: int, count: int) -> Tensor | None:
         """[count, m * H] of the taps this drafter asked for, out of the union that was computed."""
@@ -165,7 +170,7 @@ class EngineCore:
         where = [self._taps.index(h) for h in entry.drafter.taps]
         return mine.reshape(count, len(self._taps), hidden)[:, where].flatten(1)
 
-    def _release(self, request: Request) -> None:
+    def release(self, request: Request) -> None:
         """A finished request leaves. A kept conversation holds on to its rows and the drafters' state."""
         request.ended = time.perf_counter()
         if request.id in self.kept:
@@ -176,7 +181,8 @@ class EngineCore:
         self.admission.remove(request)
         self._forget(request.id)
 
-    def _fail(self, request: Request, error: Exception) -> Progress:
+    def fail(self, request: Request, error: Exception) -> Progress:
+        """Ends a request with an error."""
         request.error, request.finish_reason = error, "abort"
         self.drop(request)
         return Progress(request)
@@ -204,7 +210,7 @@ class EngineCore:
     def cut_drafters(self, rows: Accepted) -> None:
         """Tells the drafters that a request goes on from fewer rows than they may hold."""
         for entry in self.loaded:
-            entry.drafter.commit([rows])
+            follow(entry, [rows])
 
     def _reclaim(self) -> bool:
         idle = next((number for number, blocks in self.kept.items() if blocks), None)

@@ -71,11 +71,11 @@ class Engine:
         Raises:
             OptionError: an unknown or unusable option, named. ModelError: a model cannot be used. DoesNotFit: too big.
         """
-        from forerun.target.load import load_target
-
         chosen = EngineOptions.of(options)
         model = target
         if not isinstance(model, Target):
+            from forerun.target.load import load_target
+
             model = load_target(
                 model,
                 tokenizer=tokenizer,
@@ -124,11 +124,12 @@ class Engine:
         prediction: str | None = None,
     ) -> Iterator[Chunk]:
         """Like `generate`, yielding what each step adds. Closing the iterator cancels what is unfinished."""
-        self._check_open()
+        self.check_open()
         return self.follow(self.intake.requests(prompts, sampling, Ask(speculative, prediction)))
 
     def follow(self, requests: Sequence[Request]) -> Iterator[Chunk]:
         """Queues requests made by `intake` and yields their chunks until all are done."""
+        self.check_open()
         chunks: list[Chunk] = []
         for request in requests:
             self._start(request, chunks.append)
@@ -145,7 +146,7 @@ class Engine:
 
     def conversation(self) -> Conversation:
         """A chat whose keys and values stay between turns, so that a turn computes only what is new."""
-        self._check_open()
+        self.check_open()
         return Conversation(self)
 
     def default_sampling(self, **changes: Any) -> Sampling:
@@ -162,7 +163,7 @@ class Engine:
         listener: Listener | None = None,
     ) -> list[Request]:
         """Queues requests; they advance with every `step`. All are checked before the first one is queued."""
-        self._check_open()
+        self.check_open()
         requests = self.intake.requests(prompts, sampling, Ask(speculative, prediction))
         for request in requests:
             self._start(request, listener)
@@ -179,6 +180,11 @@ class Engine:
         for request in requests:
             self._listeners.pop(request.id, None)
             self.core.cancel(request)
+
+    def fail(self, error: Exception) -> None:
+        """Ends everything that is queued with this error, telling whoever listens: after a `step` that broke off."""
+        for request in [*self.core.admission.running, *self.core.admission.waiting]:
+            self._deliver(self.core.fail(request, error))
 
     @staticmethod
     def result(request: Request) -> Completion:
@@ -199,6 +205,8 @@ class Engine:
         for request in [*self.core.admission.running, *self.core.admission.waiting]:
             self.core.cancel(request)
             self._deliver(Progress(request))
+        for number in list(self.core.kept):
+            self.core.drop_kept(number)
 
     def __enter__(self) -> Engine:
         return self
@@ -206,7 +214,8 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """EngineClosed after `close`."""
         if self._closed:
             raise EngineClosed("the engine is closed")
 
@@ -215,6 +224,7 @@ class Engine:
             self._listeners[request.id] = listener
         if len(request.tokens) >= request.limit:  # max_tokens = 0: nothing to emit
             request.finish_reason = "length"
+            self.core.release(request)
             self._deliver(Progress(request))
         else:
             self.core.add(request)
@@ -224,7 +234,8 @@ class Engine:
         done = request.finish_reason is not None
         listener = self._listeners.pop(request.id, None) if done else self._listeners.get(request.id)
         # An incomplete character at the end becomes U+FFFD, unless a stop string has cut the text before it.
-        text = request.text.finish(flush=not isinstance(request.stop_reason, str)) if done else request.text.release()
+        whole = request.finish_reason != "abort" and not isinstance(request.stop_reason, str)
+        text = request.text.finish(flush=whole) if done else request.text.release()
         if listener is not None:
             listener(Chunk.of(request, text, progress.token_ids, progress.from_draft, progress.rejected))
 

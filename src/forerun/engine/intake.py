@@ -5,8 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
+from forerun.drafters import canonical
 from forerun.engine.propose import LoadedDrafter
 from forerun.engine.request import Request, SpeculativeOption
 from forerun.engine.text import TextStream
@@ -88,7 +90,7 @@ class Intake:
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         window, vocab = self._target.window, self._target.vocab_size
-        ids = self._target.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        ids = self._target.tokenizer.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
         if not ids:
             raise PromptError("prompt", "is empty; give at least one token")
         if len(ids) >= window:
@@ -135,30 +137,53 @@ class Intake:
     def _speculative(self, asked: Speculative) -> tuple[SpeculativeOption, VerifyMode]:
         if asked is False:
             return SpeculativeOption(methods=()), self._mode
-        given = {} if asked is None or asked is True else dict(asked)
+        if not (asked is None or asked is True or isinstance(asked, Mapping)):
+            raise OptionError("speculative", f"must be true, false or a mapping, got {asked!r}")
+        given = dict(asked) if isinstance(asked, Mapping) else {}
         method, most = given.pop("method", None), given.pop("max_draft", None)
         mode = given.pop("verify_mode", self._mode)
         if given:
             raise OptionError(f"speculative.{next(iter(given))}", "unknown; known: method, max_draft, verify_mode")
-        methods = None if method is None else ((method,) if isinstance(method, str) else tuple(method))
-        for name in methods or ():
-            if name not in self._names and name != "vanilla":
-                known = ", ".join(self._names) or "none"
-                raise OptionError("speculative.method", f"{name!r} is not loaded; loaded: {known}")
-        if most is not None and (not isinstance(most, int) or most < 0):
+        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
             raise OptionError("speculative.max_draft", f"must be an integer >= 0, got {most!r}")
         if mode not in ("rejection", "coupled"):
             raise OptionError("speculative.verify_mode", f"must be 'rejection' or 'coupled', got {mode!r}")
-        return SpeculativeOption(methods, most), mode
+        return SpeculativeOption(self._methods(method), most), mode
+
+    def _methods(self, asked: str | Sequence[str] | None) -> tuple[str, ...] | None:
+        """Names of loaded drafters, in any spelling that loads them."""
+        if asked is None:
+            return None
+        names = [asked] if isinstance(asked, str) else asked
+        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+            raise OptionError("speculative.method", f"must be a name or a list of names, got {asked!r}")
+        for name in names:
+            if not {name, canonical(name)} & {*self._names, "vanilla"}:
+                known = ", ".join(self._names) or "none"
+                raise OptionError("speculative.method", f"{name!r} is not loaded; loaded: {known}")
+        return tuple(name if name in self._names else canonical(name) for name in names)
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt (a string, or a sequence of ids) or several, as a list."""
     if isinstance(prompts, str):
         return [prompts]
-    items: list[Any] = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [items]
+    items = _as_list(prompts)
     if not items:
         raise PromptError("prompt", "is empty; give at least one prompt")
-    return items
+    return [items] if all(isinstance(item, Integral) for item in items) else items
+
+
+def _as_ids(prompt: Sequence[int]) -> list[int]:
+    ids = _as_list(prompt)
+    if not all(isinstance(token, Integral) for token in ids):
+        raise PromptError("prompt", f"token ids must be integers, got {ids!r:.80}")
+    return [int(token) for token in ids]
+
+
+def _as_list(values: Any) -> list[Any]:
+    """Any sequence, array or tensor. PromptError if it is none."""
+    try:
+        return list(values.tolist() if hasattr(values, "tolist") else values)
+    except TypeError:
+        raise PromptError("prompt", f"must be text, token ids or a list of these, got {values!r:.80}") from None

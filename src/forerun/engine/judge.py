@@ -35,8 +35,23 @@ class Round:
         return self.request.verify_mode == "coupled" and not self.request.sampling.greedy
 
 
-def judge(rounds: Sequence[Round], logits: Tensor) -> list[tuple[int, int]]:
-    """(accepted, next token) of each round; logits [sum(l + 1), V] in the order of the rounds."""
+Outcome = tuple[int, int] | Exception
+"""(accepted, next token), or what the request's own processors raised."""
+
+
+def judge(rounds: Sequence[Round], logits: Tensor) -> Sequence[Outcome]:
+    """The outcome of each round; logits [sum(l + 1), V] in the order of the rounds."""
+    try:
+        return _judge(rounds, logits)
+    except Exception as error:
+        if len(rounds) == 1:
+            return [error]
+        # Some request's logits processor, most likely. A row's law does not depend on the others: each one alone then.
+        alone = [(Round(one.request, one.draft, 0), logits[one.rows.start : one.rows.stop]) for one in rounds]
+        return [judge([one], own)[0] for one, own in alone]
+
+
+def _judge(rounds: Sequence[Round], logits: Tensor) -> list[tuple[int, int]]:
     laws = distribution(logits, [row for one in rounds for row in _places(one)])
     verdicts: list[tuple[int, int]] = [(0, 0)] * len(rounds)
     for coupled in (False, True):

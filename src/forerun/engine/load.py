@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from forerun.drafters.base import Drafter, LoadContext
 from forerun.drafters.config import SpeculativeConfig, parse_configs
@@ -14,14 +14,17 @@ from forerun.errors import OptionError, nearest
 from forerun.sampling import VerifyMode
 from forerun.target.base import Target
 
+if TYPE_CHECKING:
+    from forerun.target.load import Device, Dtype
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """Options of `Engine.load` beside the models themselves."""
 
-    dtype: str = "auto"
+    dtype: Dtype = "auto"
     """auto (the checkpoint's), float32, bfloat16, float16 or float64; of target and drafter."""
-    device: str = "auto"
+    device: Device = "auto"
     """auto, cpu, cuda or mps."""
     threads: int | None = None
     """CPU threads of torch; None leaves its default."""
@@ -70,16 +73,17 @@ def load_drafters(given: Any, target: Target, options: EngineOptions) -> list[Lo
             continue
         for config in parse_configs(item):
             if config.num_speculative_tokens is None and options.num_speculative_tokens is not None:
-                config = config.model_copy(update={"num_speculative_tokens": options.num_speculative_tokens})
-            drafter = config.build(_context(target, options))
-            if drafter.max_draft != 0:  # vanilla never drafts: plain decoding needs no drafter
-                loaded.append(LoadedDrafter(drafter, config))
+                config = config.with_draft_length(options.num_speculative_tokens)
+            loaded.append(LoadedDrafter(config.build(_context(target, options)), config))
     names = [entry.name for entry in loaded]
     if len(set(names)) < len(names):
         raise OptionError("--drafter", f"each kind can be loaded once, got {', '.join(names)}")
+    modes = {entry.config.verify_mode for entry in loaded} - {None}
+    if len(modes) > 1:
+        raise OptionError("verify_mode", "drafters of one engine need the same one; a request may choose another")
     return loaded
 
 
 def _context(target: Target, options: EngineOptions) -> LoadContext:
-    dtype = str(target.dtype).removeprefix("torch.")
-    return LoadContext(target, dtype, target.device.type, options.trust_remote_code)
+    dtype = cast("Dtype", str(target.dtype).removeprefix("torch."))
+    return LoadContext(target, dtype, cast("Device", target.device.type), options.trust_remote_code)

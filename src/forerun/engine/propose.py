@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forerun import budget
-from forerun.drafters.base import Draft, Drafter, DraftView
+from forerun.drafters.base import Accepted, Draft, Drafter, DraftView
 from forerun.drafters.config import SpeculativeConfig
 from forerun.engine.admission import Work, draft_room
 from forerun.engine.request import Request
@@ -15,7 +15,10 @@ from forerun.engine.request import Request
 logger = logging.getLogger("forerun")
 
 FAULTS_ALLOWED = 3
-"""Rounds in a row whose drafting may fail before the request is decoded plainly to its end."""
+"""Rounds in a row in which a drafter may fail a request before it is no longer asked for it."""
+
+MASS_TOLERANCE = 1e-3
+"""How far the sum of a draft law may be from 1: far above rounding, far below what was never normalised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class LoadedDrafter:
 
     def serves(self, request: Request) -> bool:
         methods = request.speculative.methods
-        return (methods is None or self.name in methods) and request.faults < FAULTS_ALLOWED
+        return (methods is None or self.name in methods) and request.faults.get(self.name, 0) < FAULTS_ALLOWED
 
     def draft_length(self, request: Request, batch_size: int) -> int:
         """K by configuration, batch size and request, before what is left of window and step."""
@@ -39,13 +42,20 @@ class LoadedDrafter:
         caps = [cap for cap in (self.drafter.max_draft, request.speculative.max_draft) if cap is not None]
         return min([k, *caps])
 
+    def worth(self, k: int) -> int:
+        """A planned K, after all limits; 0 if it is less than `min_draft`."""
+        return k if k >= self.config.min_draft else 0
+
 
 def plan_length(loaded: Sequence[LoadedDrafter], request: Request, batch_size: int, window: int, rows_left: int) -> int:
     """The longest draft any drafter that serves the request may make in this step."""
     return max(
         (
-            budget.plan(
-                entry.draft_length(request, batch_size), draft_room(request, window, rows_left, entry.drafter.window)
+            entry.worth(
+                budget.plan(
+                    entry.draft_length(request, batch_size),
+                    draft_room(request, window, rows_left, entry.drafter.window),
+                )
             )
             for entry in loaded
             if entry.serves(request)
@@ -68,8 +78,8 @@ def propose(loaded: Sequence[LoadedDrafter], works: Sequence[Work], batch_size: 
         asked = [(i, view) for i, view in zip(mine, views, strict=True) if view.k > 0]
         if not asked:
             continue
-        for (i, view), draft in zip(asked, _ask(entry, works, asked), strict=True):
-            drafts[i] = _checked(draft, view, works[i].request, vocab_size)
+        for (i, view), draft in zip(asked, _ask(entry, works, asked, vocab_size), strict=False):
+            drafts[i] = _checked(entry, draft, view, works[i].request, vocab_size)
             if drafts[i].tokens:
                 used = works[i].request.drafters_used
                 used[entry.name] = used.get(entry.name, 0) + 1
@@ -86,7 +96,7 @@ def _view(entry: LoadedDrafter, work: Work, batch_size: int) -> DraftView:
         request_id=request.id,
         tokens=request.tokens,
         prompt_length=request.prompt_length,
-        k=k,
+        k=entry.worth(k),
         sampling=request.sampling,
         end_ids=request.end_ids,
         noise=request.noise,
@@ -96,25 +106,50 @@ def _view(entry: LoadedDrafter, work: Work, batch_size: int) -> DraftView:
     )
 
 
-def _ask(entry: LoadedDrafter, works: Sequence[Work], asked: Sequence[tuple[int, DraftView]]) -> Sequence[Draft]:
+def _ask(
+    entry: LoadedDrafter, works: Sequence[Work], asked: Sequence[tuple[int, DraftView]], vocab_size: int
+) -> Sequence[Draft]:
+    """One draft for each; none at all if the drafter fails."""
     views = [view for _, view in asked]
     try:
         proposal = entry.drafter.propose(views, lambda view, k, confidence: True)  # noqa: ARG005 - policy `fixed`
-        assert len(proposal) == len(views), f"{entry.name} made {len(proposal)} drafts for {len(views)} requests"
+        _check_form(proposal, len(views), vocab_size)
     except Exception:  # a drafter is a plug-in: whatever it raises, the target can go on without it
         logger.warning("drafter %r failed; this step is decoded plainly", entry.name, exc_info=True)
         for i, view in asked:
             forget(entry, view.request_id)
             works[i].request.stats.drafter_faults += 1
             _count_fault(entry, works[i].request)
-        return [Draft() for _ in views]
+        return ()
     return proposal
 
 
+def _check_form(proposal: Sequence[Draft], count: int, vocab_size: int) -> None:
+    """Raises TypeError or ValueError if a proposal is not what `Drafter.propose` promises to return."""
+    if len(proposal) != count:
+        raise ValueError(f"{len(proposal)} drafts for {count} requests")
+    for draft in proposal:
+        if not isinstance(draft, Draft) or not all(isinstance(token, int) for token in draft.tokens):
+            raise TypeError(f"a draft must be a `Draft` whose tokens are a list of int, got {draft!r}")
+        want = (len(draft.tokens), vocab_size)
+        if draft.probs is not None and tuple(draft.probs.shape) != want:
+            raise ValueError(f"the laws of a draft must have the shape {want}, got {tuple(draft.probs.shape)}")
+
+
 def _count_fault(entry: LoadedDrafter, request: Request) -> None:
-    request.faults += 1
-    if request.faults == FAULTS_ALLOWED:
-        logger.warning("request %d is decoded plainly from here on: %r keeps failing", request.id, entry.name)
+    faults = request.faults[entry.name] = request.faults.get(entry.name, 0) + 1
+    if faults == FAULTS_ALLOWED:
+        logger.warning("%r keeps failing; request %d is decoded without it from here on", entry.name, request.id)
+
+
+def follow(entry: LoadedDrafter, accepted: Sequence[Accepted]) -> None:
+    """Tells a drafter which rows became final. One that cannot follow starts over with these requests."""
+    try:
+        entry.drafter.commit(accepted)
+    except Exception:
+        logger.warning("drafter %r failed to follow a step; it starts over", entry.name, exc_info=True)
+        for rows in accepted:
+            forget(entry, rows.request_id)
 
 
 def forget(entry: LoadedDrafter, request_id: int) -> None:
@@ -125,23 +160,27 @@ def forget(entry: LoadedDrafter, request_id: int) -> None:
         logger.warning("drafter %r failed to release request %d", entry.name, request_id, exc_info=True)
 
 
-def _checked(draft: Draft, view: DraftView, request: Request, vocab_size: int) -> Draft:
-    """The draft up to its first row that cannot be verified: a law that is not finite, or an id the target lacks.
+def _checked(entry: LoadedDrafter, draft: Draft, view: DraftView, request: Request, vocab_size: int) -> Draft:
+    """The draft up to its first row that cannot be verified: a law that is none, or an id the target lacks.
 
-    Cutting before a non-finite law looks at x_<k only. An id outside the vocabulary has p = 0; it can only come from a
-    point mass (a law over the vocabulary cannot yield it), where cutting is lossless as well.
+    Cutting before a law that is not finite or has not the mass of 1 looks at x_<k only. An id outside the vocabulary
+    has p = 0; it can only come from a point mass (a law over the vocabulary cannot yield it), where cutting is
+    lossless as well.
     """
-    length = min(len(draft.tokens), view.k)
+    asked = min(len(draft.tokens), view.k)
+    length = asked
     if draft.probs is not None:
-        finite = draft.probs.sum(-1).isfinite().tolist()
-        length = min(length, finite.index(False) if False in finite else length)
-    outside = [not 0 <= token < vocab_size for token in draft.tokens[:length]]
-    length = min(length, outside.index(True) if True in outside else length)
-    if draft.invalid or length < min(len(draft.tokens), view.k):
+        lawful = ((draft.probs.sum(-1) - 1).abs() < MASS_TOLERANCE).tolist()
+        length = min(length, _leading(lawful))
+    length = min(length, _leading([0 <= token < vocab_size for token in draft.tokens]))
+    if draft.invalid or length < asked:
         request.stats.invalid_drafts += 1
-        request.faults += 1
-        if request.faults == FAULTS_ALLOWED:
-            logger.warning("request %d is decoded plainly from here on: its drafts are not valid", request.id)
+        _count_fault(entry, request)
     else:
-        request.faults = 0
+        request.faults.pop(entry.name, None)
     return draft.truncate(length)
+
+
+def _leading(passed: Sequence[bool]) -> int:
+    """How many are true before the first that is not."""
+    return next((i for i, ok in enumerate(passed) if not ok), len(passed))

@@ -105,8 +105,8 @@ class Request:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: DecodingStats = field(default_factory=DecodingStats)
     drafters_used: dict[str, int] = field(default_factory=dict)
-    faults: int = 0
-    """Rounds in a row in which drafting failed."""
+    faults: dict[str, int] = field(default_factory=dict)
+    """Rounds in a row in which drafting failed, by drafter."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     started: float | None = None
@@ -116,6 +116,15 @@ class Request:
     @property
     def pending(self) -> int:
         return len(self.tokens) - self.rows
+
+    @property
+    def prefill(self) -> int:
+        """Rows to feed before the next round of drafting and verification; 0 while decoding.
+
+        A new request feeds its whole prompt, whose last row yields the first token. A preempted one stops short of its
+        anchor: nothing is sampled on the way back, and the round it lost is run again with the same drafts and noise.
+        """
+        return self.pending - (len(self.tokens) > self.prompt_length)
 
     @property
     def output(self) -> list[int]:

@@ -13,53 +13,64 @@ class Detokenizer:
     """Turns ids into text incrementally: the concatenated pieces equal the decoding of all ids.
 
     Only a window that reaches back to the last but one character border is decoded for a new token; a border further
-    back is needed because some tokenizers drop the leading space of whatever they are given. An incomplete UTF-8 tail
-    decodes to one U+FFFD, which is held back until it completes or the text ends.
+    back is needed because some tokenizers drop the leading space of whatever they are given. Text that ends in U+FFFD
+    is an incomplete character, held back until it completes or the text ends. It is held back as a whole: a decoder
+    with byte fallback (Llama 2, Gemma) writes one U+FFFD per byte of an unfinished run of byte tokens, even for bytes
+    of complete characters before it.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]):
         self._decode = decode
         self._window: list[int] = []
-        self._border = 0  # tokens of the window whose text is complete
-        self._given = 0  # characters of the window's text already handed out
+        self._border = 0  # tokens of the window whose text has been handed out
+        self._given = ""  # that text, as it decodes without what follows
         self._patience = _LONG
 
     def push(self, token: int) -> str:
         """Adds a token; the text that became certain."""
         self._window.append(token)
         text = self._decode(self._window)
-        if not text.endswith(_REPLACEMENT):
-            piece = text[self._given :]
-            self._move(self._border)
-            return piece
-        piece = text[self._given : -1]
-        self._given = max(self._given, len(text) - 1)
-        if len(self._window) > self._patience:
-            self._cut(text)
+        waiting = len(self._window) - self._border
+        if text.endswith(_REPLACEMENT):
+            return self._cut(text) if waiting > self._patience else ""
+        piece = self._behind_border(text)
+        if piece:
+            self._move()
+        elif waiting > _LONG:
+            del self._window[self._border :]  # ids without a text of their own, skipped special ones
         return piece
 
     def flush(self) -> str:
-        """The rest at the end of the text, an incomplete character as one U+FFFD."""
-        piece = self._decode(self._window)[self._given :]
-        self._given += len(piece)
+        """The rest at the end of the text, an incomplete character as U+FFFD."""
+        piece = self._behind_border(self._decode(self._window))
+        self._window, self._border, self._given = [], 0, ""
         return piece
 
-    def _move(self, start: int) -> None:
-        self._window = self._window[start:]
+    def _behind_border(self, text: str, end: int | None = None) -> str:
+        """The text behind the border, where `text` is that of the window up to `end`."""
+        if text.startswith(self._given):
+            return text[len(self._given) :]
+        # Byte fallback turned complete characters into U+FFFD because a broken byte followed. They have been shown.
+        return self._decode(self._window[self._border : end])
+
+    def _move(self) -> None:
+        self._window = self._window[self._border :]
         self._border = len(self._window)
-        self._given = len(self._decode(self._window))
+        self._given = self._decode(self._window)
         self._patience = _LONG
 
-    def _cut(self, text: str) -> None:
-        """Shortens a window full of broken bytes where that provably changes no text; else waits twice as long."""
+    def _cut(self, text: str) -> str:
+        """Hands out the front of a window full of broken bytes, where that leaves the rest as it is; else waits twice
+        as long."""
         for keep in range(4, 9):  # an incomplete character is at most 3 bytes, so at most 3 tokens
-            head, tail = self._window[:-keep], self._window[-keep:]
-            front = self._decode(head)
-            if front + self._decode(tail) == text:
-                self._window, self._border, self._given = tail, 0, self._given - len(front)
+            front = self._decode(self._window[:-keep])
+            if front + self._decode(self._window[-keep:]) == text:
+                piece = self._behind_border(front, -keep)
+                self._window, self._border, self._given = self._window[-keep:], 0, ""
                 self._patience = _LONG
-                return
-        self._patience = 2 * len(self._window)
+                return piece
+        self._patience = 2 * (len(self._window) - self._border)
+        return ""
 
 
 class TextStream:
@@ -75,12 +86,14 @@ class TextStream:
 
     def push(self, token: int, look_for_stops: bool = True) -> str | None:
         """Adds a committed token; the stop string that its text completes, if any. Text from there on is cut."""
-        searched = max(0, len(self.text) - self._longest + 1)
+        before = len(self.text)
         self.text += self._detokenizer.push(token)
-        return self._cut_at_stop(searched) if look_for_stops else None
+        return self._cut_at_stop(before) if look_for_stops else None
 
-    def _cut_at_stop(self, start: int) -> str | None:
-        found = [(at, -len(stop), stop) for stop in self._stops if (at := self.text.find(stop, start)) >= 0]
+    def _cut_at_stop(self, before: int) -> str | None:
+        """Looks for matches that end behind `before`: others were complete while nobody looked, and have been shown."""
+        starts = [(max(0, before - len(stop) + 1), stop) for stop in self._stops]
+        found = [(at, -len(stop), stop) for start, stop in starts if (at := self.text.find(stop, start)) >= 0]
         if not found:
             return None
         at, _, stop = min(found)  # the earliest match, among those at one place the longest

@@ -61,9 +61,9 @@ FOLD_ROWS = 32
 """Segments up to this many rows - decoding and verification - have the query heads of a KV head folded into rows."""
 
 EXACT_ROWS = 16
-"""bfloat16 segments up to this many rows are attended to row by row. With packed linear layers, whose rows do not depend
-on each other, verification then has plain decoding's very numbers; at 4 rows of a 1.5B model it costs 2.5 % of a pass
-(measured). float32 gains nothing by it: there the linear layers themselves differ between one row and several."""
+"""bfloat16 segments up to this many rows are attended to row by row. With packed linear layers, whose rows do not
+depend on each other, verification then has plain decoding's very numbers; at 4 rows of a 1.5B model it costs 2.5 % of a
+pass (measured). float32 gains nothing by it: there the linear layers themselves differ between one row and several."""
 
 CURRENT: ContextVar[Pass | None] = ContextVar("forerun_pass", default=None)
 

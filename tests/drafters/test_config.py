@@ -1,0 +1,295 @@
+"""`--speculative-config`: what is accepted, what each key does, and what an unusable one is answered with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engine.conftest import engine_of
+from forerun.drafters import ALIASES, DRAFTERS, drafter_class
+from forerun.drafters.base import LoadContext
+from forerun.drafters.config import FOREIGN, NOT_BUILT, SpeculativeConfig, parse_config, parse_configs
+from forerun.drafters.fake import Never
+from forerun.drafters.ngram import Ngram
+from forerun.engine import EngineOptions
+from forerun.engine.intake import Ask
+from forerun.engine.load import load_drafters
+from forerun.errors import OptionError
+from forerun.target.table import history_model
+
+TARGET = history_model(7)
+CONTEXT = LoadContext(TARGET)
+[REQUEST] = engine_of(TARGET).intake.requests([1], None, Ask())
+
+
+def _load(given, **options):
+    return load_drafters(given, TARGET, EngineOptions.of(options))
+
+
+# ------------------------------------------------------------------------------------------------------- ways to say it
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "ngram",
+        "NGRAM",
+        "ngram_gpu",
+        '{"method": "ngram"}',
+        "method: ngram",
+        {"method": "ngram"},
+        {"--method": "ngram"},
+        SpeculativeConfig(method="ngram"),
+        Ngram(),
+        [{"method": "ngram"}],
+    ],
+    ids=str,
+)
+def test_one_drafter_in_every_spelling(given):
+    """A name, JSON, YAML, a mapping, a config, a drafter or a list of these all load the same thing."""
+    [entry] = _load(given)
+    assert (entry.name, entry.config.draft_length(entry.drafter.default_draft, 1)) == ("ngram", 6)
+
+
+def test_a_file_is_read(tmp_path):
+    """A path to JSON or YAML is read; one that is not there, or holds no mapping, is an error naming it."""
+    for name, text in (("a.json", json.dumps({"method": "ngram"})), ("b.yaml", "method: ngram\n")):
+        path = tmp_path / name
+        path.write_text(text)
+        assert parse_config(str(path)).method == "ngram"
+    with pytest.raises(OptionError, match=r"nowhere\.json"):
+        parse_config(str(tmp_path / "nowhere.json"))
+    for text in ("[1, 2]", "{", "a: [", "7"):
+        (tmp_path / "bad.yaml").write_text(text)
+        with pytest.raises(OptionError, match="--speculative-config"):
+            parse_config(str(tmp_path / "bad.yaml"))
+
+
+@pytest.mark.parametrize("given", [None, "vanilla", "none", {"method": "vanilla"}, []])
+def test_no_drafter_at_all(given):
+    """Plain decoding is K = 0, however it is said."""
+    assert all(entry.draft_length(REQUEST, 1) == 0 for entry in _load(given))
+
+
+def test_several_drafters_keep_their_order():
+    """A comma-separated list and a list of anything; the same kind twice is refused."""
+    names = [config.name for config in parse_configs("ngram,small")]
+    assert names == ["ngram", "small"]
+    assert [entry.name for entry in _load([Never({}, 7), "ngram"])] == ["never", "ngram"]
+    with pytest.raises(OptionError, match="once"):
+        _load(["ngram", Ngram()])
+
+
+def test_a_class_of_ones_own():
+    """`module:Class` is a drafter; a miss, and something that is no drafter, are told apart."""
+    assert drafter_class("forerun.drafters.ngram:Ngram") is Ngram
+    for bad in ("forerun.drafters.ngram:Nothing", "no.such.module:Class", "forerun.drafters.ngram:_BORDER"):
+        with pytest.raises(OptionError, match="method"):
+            drafter_class(bad)
+
+
+# -------------------------------------------------------------------------------------------------- unknown and unused
+
+
+@pytest.mark.parametrize("name", [*NOT_BUILT, *(name.upper() for name in NOT_BUILT)])
+def test_methods_that_are_not_built_are_refused_with_the_reason(name):
+    """A method other engines have, in any case, is refused by name with the reason, not as a typing error."""
+    if name.lower() in DRAFTERS:
+        pytest.skip("built meanwhile")
+    with pytest.raises(OptionError, match=NOT_BUILT[name.lower()][:20]):
+        SpeculativeConfig(method=name).build(CONTEXT)
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("n-gram", "ngram"), ("smal", "small"), ("vanila", "vanilla")])
+def test_a_misspelt_method_gets_the_nearest_name(wrong, right):
+    """`did you mean` names the drafter."""
+    with pytest.raises(OptionError, match=f"did you mean '{right}'"):
+        drafter_class(wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("num_speculativ_tokens", "num_speculative_tokens"),
+        ("prompt_lokup_max", "prompt_lookup_max"),
+        ("metod", "method"),
+        ("--draft-sample-methd", "draft_sample_method"),
+    ],
+)
+def test_a_misspelt_key_gets_the_nearest_name(wrong, right):
+    """An unknown key is an error that prints the nearest own spelling."""
+    with pytest.raises(OptionError, match=f"did you mean '{right}'"):
+        parse_config({"method": "ngram", wrong: 3})
+
+
+@pytest.mark.parametrize("foreign", sorted(FOREIGN))
+def test_a_foreign_spelling_is_answered_with_ours(foreign):
+    """Spellings of other engines are refused with the right key, so that nobody has to look for it."""
+    ours = FOREIGN[foreign].split()[0]
+    assert ours in SpeculativeConfig.model_fields
+    with pytest.raises(OptionError, match=ours) as caught:
+        parse_config({"method": "ngram", f"--{foreign.replace('_', '-')}": 3})
+    assert caught.value.option == foreign
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("speculative_accept_threshold_single", 0.9),
+        ("speculative_accept_threshold_acc", 0.9),
+        ("speculative_eagle_topk", 4),
+        ("use_heterogeneous_vocab", True),
+        ("parallel_drafting", True),
+        ("draft_tensor_parallel_size", 2),
+        ("synthetic_acceptance_length", 3),
+        ("assistant_early_exit", 3),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(key, value):
+    """Keys of other engines that would change the law, or ask for what is not there, are never dropped in silence."""
+    with pytest.raises(OptionError, match=key):
+        parse_config({"method": "ngram", key: value})
+
+
+@pytest.mark.parametrize(
+    ("config", "unused"),
+    [
+        ({"method": "ngram", "model": "x"}, "model"),
+        ({"method": "small", "model": "x", "prompt_lookup_max": 3}, "prompt_lookup_max"),
+        ({"method": "ngram", "max_model_len": 9}, "max_model_len"),
+        ({"method": "vanilla", "revision": "main"}, "revision"),
+        ({"prompt_lookup_max": 3}, "prompt_lookup_max"),
+    ],
+)
+def test_a_key_the_drafter_does_not_read_is_an_error(config, unused):
+    """A key that would have no effect is named, with what the drafter does read."""
+    with pytest.raises(OptionError, match=unused):
+        parse_config(config).build(CONTEXT)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_speculative_tokens": -1},
+        {"num_speculative_tokens": "many"},
+        {"num_speculative_tokens": 2.5},
+        {"draft_sample_method": "sometimes"},
+        {"rejection_sample_method": "synthetic"},
+        {"policy": "prefix"},
+        {"verify_mode": "typical"},
+        {"min_draft": -2},
+        {"prompt_lookup_max": 0},
+        {"num_speculative_tokens_per_batch_size": [[4, 1, 2]]},
+        {"num_speculative_tokens_per_batch_size": [[1, 4, -1]]},
+        {"num_speculative_tokens_per_batch_size": [[0, 4, 1]]},
+        {"num_speculative_tokens_per_batch_size": [[1, 4, 2], [3, 8, 1]]},
+        {"num_speculative_tokens_per_batch_size": [[1, 4]]},
+        {"num_speculative_tokens_per_batch_size": {"few": 3}},
+        {"num_speculative_tokens_per_batch_size": {"8-2": 3}},
+        {"num_speculative_tokens_per_batch_size": 3},
+        {"num_speculative_tokens_per_batch_size": []},
+        {"num_speculative_tokens": 2, "min_draft": 3},
+    ],
+    ids=str,
+)
+def test_values_out_of_range_name_their_key(config):
+    """A value that cannot be used is an OptionError naming the key and what was given."""
+    with pytest.raises(OptionError) as caught:
+        parse_config({"method": "ngram", **config})
+    assert caught.value.option in config
+
+
+def test_a_drafter_that_cannot_draft_that_far_says_so():
+    """K above the drafter's longest draft is refused when it is loaded; at it, it is fine."""
+    with pytest.raises(OptionError, match="num_speculative_tokens"):
+        SpeculativeConfig(method="vanilla", num_speculative_tokens=1).build(CONTEXT)
+    SpeculativeConfig(method="vanilla", num_speculative_tokens=0).build(CONTEXT)
+
+
+def test_the_engines_k_is_the_default_of_every_drafter():
+    """`num_speculative_tokens` of the engine is K where the config has none, and is checked with the rest of it."""
+    given = [{"method": "ngram", "num_speculative_tokens": 2}, Never({}, 7), "vanilla"]
+    assert [entry.draft_length(REQUEST, 1) for entry in _load(given, num_speculative_tokens=5)] == [2, 5, 0]
+    with pytest.raises(OptionError, match="min_draft"):
+        _load({"method": "ngram", "min_draft": 6}, num_speculative_tokens=3)
+
+
+def test_small_needs_a_model():
+    """The draft model must be named, unless the target brings its own."""
+    with pytest.raises(OptionError, match="model"):
+        _load("small")
+
+
+def test_unknown_engine_options_get_the_nearest_name():
+    """`Engine.load` names the option meant."""
+    with pytest.raises(OptionError, match="did you mean 'max_num_seqs'"):
+        EngineOptions.of({"max_num_seq": 3})
+
+
+# ----------------------------------------------------------------------------------------------------------- K by batch
+
+
+TABLES = [
+    [[1, 4, 3], [5, 16, 2], [20, 64, 0]],
+    {"1-4": 3, "5-16": 2, "20-64": 0},
+    [[20, 64, 0], [1, 4, 3], [5, 16, 2]],
+]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=["list", "map", "unordered"])
+def test_k_by_batch_size(table):
+    """Both forms; ends are inclusive; gaps, and what lies behind the last range, take the K before them."""
+    config = parse_config({"method": "ngram", "num_speculative_tokens_per_batch_size": table})
+    lengths = {batch: config.draft_length(9, batch) for batch in (1, 4, 5, 16, 17, 19, 20, 64, 65, 500)}
+    assert lengths == {1: 3, 4: 3, 5: 2, 16: 2, 17: 2, 19: 2, 20: 0, 64: 0, 65: 0, 500: 0}
+
+
+def test_k_by_batch_size_may_grow_and_is_bounded_by_num_speculative_tokens():
+    """A later range may have a larger K; `num_speculative_tokens` bounds each of them, and is K before the first."""
+    table = [[2, 4, 2], [5, 8, 6]]
+    free = parse_config({"method": "ngram", "num_speculative_tokens_per_batch_size": table})
+    assert [free.draft_length(4, batch) for batch in (1, 2, 5)] == [4, 2, 6]
+    bounded = parse_config(
+        {"method": "ngram", "num_speculative_tokens": 5, "num_speculative_tokens_per_batch_size": table}
+    )
+    assert [bounded.draft_length(4, batch) for batch in (1, 2, 5)] == [5, 2, 5]
+
+
+def test_single_sizes_in_the_map_form():
+    """{"8": 1} is the range from 8 to 8."""
+    config = parse_config({"method": "ngram", "num_speculative_tokens_per_batch_size": {"1": 4, "8": 1}})
+    assert [config.draft_length(9, batch) for batch in (1, 7, 8, 9)] == [4, 4, 1, 1]
+
+
+def test_aliases_lead_to_drafters_of_the_table():
+    """Every alias names a drafter that exists."""
+    assert set(ALIASES.values()) <= set(DRAFTERS)
+
+
+# -------------------------------------------------------------------------------------------------------- verify mode
+
+
+def test_a_verify_mode_without_a_drafter_still_counts():
+    """`vanilla` with a verify_mode decodes in that mode: the seed's text does not depend on whether anything drafts."""
+    from forerun import Engine, Sampling
+
+    sampling = Sampling(seed=3, max_tokens=20)
+    texts = [
+        Engine.load(history_model(7), given, **options).generate([1, 2], sampling)[0].token_ids
+        for given, options in (
+            ({"method": "vanilla", "verify_mode": "coupled"}, {}),
+            ({"method": "ngram", "verify_mode": "coupled"}, {}),
+            (None, {"verify_mode": "coupled"}),
+        )
+    ]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_two_drafters_of_different_verify_modes_are_refused():
+    """One engine has one default mode; a contradiction is named."""
+    from forerun import Engine
+
+    given = [{"method": "ngram", "verify_mode": "coupled"}, {"method": "vanilla", "verify_mode": "rejection"}]
+    with pytest.raises(OptionError, match="verify_mode"):
+        Engine.load(history_model(7), given)

@@ -1,0 +1,80 @@
+"""`Engine.load`: a folder, a loaded model or a target, with drafters in any form, up to the first tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.conftest import ids
+from forerun import Engine, Sampling
+from forerun.drafters.ngram import Ngram
+from forerun.errors import ModelError, OptionError
+from forerun.target.table import history_model
+
+GREEDY = Sampling(temperature=0, max_tokens=24, ignore_eos=True)
+TEXTS = ["def area(radius):\n    return", "x = [1, 2, 3]\ny = [1, 2, 3]\n"]
+
+
+@pytest.fixture(scope="module")
+def want(tiny_qwen3_dir) -> list[list[int]]:
+    return ids(Engine.load(str(tiny_qwen3_dir)).generate(TEXTS, GREEDY))
+
+
+def test_a_folder_with_a_draft_model(tiny_qwen3_dir, tiny_small_dir, want):
+    """Target and draft model from folders, an n-gram drafter in front: the text of plain decoding, with accepted drafts,
+    and in `coupled` mode at T = 0.8 as well.
+    """
+    drafters = ["ngram", {"method": "small", "model": str(tiny_small_dir), "num_speculative_tokens": 3}]
+    engine = Engine.load(str(tiny_qwen3_dir), drafters, num_speculative_tokens=5, kv_cache_memory_bytes=1 << 24)
+    done = engine.generate(TEXTS, GREEDY)
+    assert ids(done) == want
+    assert sum(one.stats.accepted for one in done) > 0
+    warm = Sampling(temperature=0.8, seed=4, max_tokens=24, ignore_eos=True)
+    coupled = {"verify_mode": "coupled"}
+    plainly = engine.generate(TEXTS, warm, speculative={**coupled, "method": "vanilla"})
+    assert ids(engine.generate(TEXTS, warm, speculative=coupled)) == ids(plainly)
+    engine.audit()
+
+
+def test_a_loaded_model_needs_its_tokenizer(tiny_qwen3_dir, want):
+    """A `PreTrainedModel` is served as it is; without its tokenizer the option is named."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_qwen3_dir)
+    with pytest.raises(OptionError, match="tokenizer"):
+        Engine.load(model)
+    engine = Engine.load(model, "ngram", tokenizer=AutoTokenizer.from_pretrained(tiny_qwen3_dir))
+    assert ids(engine.generate(TEXTS, GREEDY)) == want
+
+
+def test_what_cannot_be_loaded_is_named(tmp_path):
+    """A folder without a model, an unknown option, and a drafter that is none."""
+    with pytest.raises(ModelError):
+        Engine.load(str(tmp_path))
+    with pytest.raises(OptionError, match="did you mean 'kv_cache_memory_bytes'"):
+        Engine.load(history_model(7), kv_cache_memory_byte=3)
+    with pytest.raises(OptionError, match="kv_cache_memory_bytes"):
+        Engine.load(history_model(7), kv_cache_memory_bytes=3)
+    with pytest.raises(OptionError, match="verify_mode"):
+        Engine.load(history_model(7), verify_mode="typical")
+    for limits in ({"max_num_seqs": 0}, {"max_num_batched_tokens": 3}, {"num_speculative_tokens": -1}):
+        with pytest.raises(OptionError, match=next(iter(limits))):
+            Engine.load(history_model(7), **limits)
+
+
+def test_a_closed_engine_takes_no_calls():
+    """As a context manager it closes at the end; whatever comes later is refused, also a stream made before."""
+    from forerun.errors import EngineClosed
+
+    with Engine.load(history_model(7), Ngram(1)) as engine:
+        early = engine.stream([1, 2], GREEDY)
+        assert engine.generate([1, 2], GREEDY)
+    for call in (
+        lambda: engine.generate([1, 2], GREEDY),
+        lambda: engine.submit([1, 2], GREEDY),
+        lambda: engine.stream([1, 2], GREEDY),
+        lambda: next(early),
+        engine.conversation,
+    ):
+        with pytest.raises(EngineClosed):
+            call()
+    assert not engine.core.busy
