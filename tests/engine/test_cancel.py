@@ -23,8 +23,19 @@ def _reference(prompt: tuple[int, ...], temperature: float, seed: int) -> tuple[
     return tuple(output)
 
 
+@cache
+def _alone(kind: str, prompt: tuple[int, ...], temperature: float) -> tuple[int, ...]:
+    """What the request emits by itself in rejection mode, with the same drafter and K."""
+    engine = engine_of(history_model(7, seed=3), drafter_of(kind, {}, 7), num_speculative_tokens=3)
+    [done] = engine.generate([prompt], Sampling(temperature=temperature, seed=1, max_tokens=24))
+    return tuple(done.token_ids)
+
+
 def _crowded(kind: str, blocks: int = 9, **options):
-    """An engine with a small pool, coupled, so that every result has one right answer."""
+    """An engine with a small pool, coupled unless told otherwise, so that every result has one right answer.
+
+    24 rows a step leave K = 3 for each of four requests, also while a prefill takes its quarter.
+    """
     target, drafter = history_model(7, seed=3), drafter_of(kind, {}, 7)
     memory = bytes_for(blocks, target, drafter)
     options = {"num_speculative_tokens": 3, "verify_mode": "coupled", "max_num_batched_tokens": 24, **options}
@@ -113,14 +124,15 @@ def test_a_stream_nobody_reads_computes_nothing():
 
 class Schedule(RuleBasedStateMachine):
     """Any order of submitting, stepping, cancelling, preempting and conversing: the books balance after every move, and
-    what finishes is what plain decoding emits.
+    what finishes is what plain decoding emits; in rejection mode, what the same request emits by itself.
     """
 
     kind = "other small"
+    mode = "coupled"
 
     def __init__(self):
         super().__init__()
-        self.engine = _crowded(self.kind, blocks=7, max_num_seqs=4)
+        self.engine = _crowded(self.kind, blocks=7, max_num_seqs=4, verify_mode=self.mode)
         self.turns = self.engine.conversation()
         self.said: list[int] = []
         self.requests: dict = {}
@@ -177,7 +189,12 @@ class Schedule(RuleBasedStateMachine):
         for request in [request for request in self.requests if request.finish_reason]:
             prompt, temperature = self.requests.pop(request)
             if request.finish_reason != "abort":
-                assert tuple(request.output) == _reference(prompt, temperature, 1)
+                want = (
+                    _reference(prompt, temperature, 1)
+                    if self.mode == "coupled"
+                    else _alone(self.kind, prompt, temperature)
+                )
+                assert tuple(request.output) == want
 
     def teardown(self):
         self.hang_up()
@@ -192,15 +209,21 @@ class NgramSchedule(Schedule):
     kind = "ngram"
 
 
+class RejectionSchedule(Schedule):
+    mode = "rejection"
+
+
 FEW = settings(max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
 TestSchedule = Schedule.TestCase
 TestSchedule.settings = FEW
 TestNgramSchedule = NgramSchedule.TestCase
 TestNgramSchedule.settings = FEW
+TestRejectionSchedule = RejectionSchedule.TestCase
+TestRejectionSchedule.settings = FEW
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Schedule, NgramSchedule])
+@pytest.mark.parametrize("kind", [Schedule, NgramSchedule, RejectionSchedule])
 def test_many_schedules(kind):
     """The same with many more and longer schedules."""
     kind.TestCase.settings = settings(FEW, max_examples=400, stateful_step_count=60)

@@ -20,8 +20,8 @@ def want(tiny_qwen3_dir) -> list[list[int]]:
 
 
 def test_a_folder_with_a_draft_model(tiny_qwen3_dir, tiny_small_dir, want):
-    """Target and draft model from folders, an n-gram drafter in front: the text of plain decoding, with accepted drafts,
-    and in `coupled` mode at T = 0.8 as well.
+    """Target and draft model from folders, an n-gram drafter in front: the text of plain decoding, with accepted
+    drafts, and in `coupled` mode at T = 0.8 as well.
     """
     drafters = ["ngram", {"method": "small", "model": str(tiny_small_dir), "num_speculative_tokens": 3}]
     engine = Engine.load(str(tiny_qwen3_dir), drafters, num_speculative_tokens=5, kv_cache_memory_bytes=1 << 24)

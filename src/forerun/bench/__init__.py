@@ -1,0 +1,1 @@
+"""Floor 4: measurements, proofs and workloads over the engine."""

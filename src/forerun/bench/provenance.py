@@ -1,0 +1,60 @@
+"""What a result was made with: versions, hardware, weights, code. A number without it proves nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import forerun
+from forerun.bench.machine import cpu_name, usable_cores, versions
+from forerun.engine import Engine
+from forerun.engine.propose import LoadedDrafter
+from forerun.target.base import Target
+from forerun.target.fingerprint import fingerprint
+from forerun.target.hf import HFTarget
+
+
+def provenance(engine: Engine) -> dict[str, Any]:
+    """For reports, as JSON types."""
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "code": code_hash(),
+        "hardware": hardware(engine.target.device),
+        "target": model(engine.target),
+        "drafters": [_drafter(entry) for entry in engine.core.loaded],
+    }
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    return {"device": device.type, "name": name, "cores": usable_cores(), "threads": torch.get_num_threads()}
+
+
+def model(target: Target) -> dict[str, Any]:
+    """Name, dtype, and hashes of config, weights, tokenizer and template where it is a transformers model."""
+    known: dict[str, Any] = {"name": target.name, "dtype": str(target.dtype).removeprefix("torch.")}
+    hashes: Mapping[str, str] = fingerprint(target).to_dict() if isinstance(target, HFTarget) else {}
+    return known | {"fingerprint": dict(hashes)}
+
+
+def _drafter(entry: LoadedDrafter) -> dict[str, Any]:
+    own = getattr(entry.drafter, "model", None)
+    config = entry.config.model_dump(exclude_unset=True)
+    return {"name": entry.name, "config": config} | ({"model": model(own)} if isinstance(own, Target) else {})
+
+
+@cache
+def code_hash() -> str:
+    """sha256 over the package's Python files, by name and content."""
+    root = Path(forerun.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:32]

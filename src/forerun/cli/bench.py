@@ -1,0 +1,172 @@
+"""`forerun bench`: drafters measured against plain decoding of the same engine, interleaved and resumable."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from forerun.cli.console import Output, as_json, notes, progress, screen
+from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, PromptFlags, flags
+from forerun.cli.prompts import embedded_prompts, read_prompts
+from forerun.errors import OptionError
+
+if TYPE_CHECKING:
+    from forerun.bench.benchmark import Benchmark, Result
+    from forerun.cli.prompts import PromptRecord
+    from forerun.engine import Engine
+
+LENGTHS = (2, 4, 6)
+"""Values of K where none are given."""
+PROMPTS = 8
+"""Of the package's own, where none are named."""
+
+_Number = TypeVar("_Number", int, float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchFlags:
+    """What is varied and how often it is measured."""
+
+    k: Annotated[str | None, typer.Option("--k", metavar="LIST", help="Values of K: 1,2,4. Default: 2,4,6.")] = None
+    batch: Annotated[str, typer.Option(metavar="LIST", help="Requests decoded together: 1,4.")] = "1"
+    temperature: Annotated[str, typer.Option(metavar="LIST", help="Temperatures: 0,0.8.")] = "0"
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 64
+    rounds: Annotated[int, typer.Option(help="How often every prompt is decoded, both ways.")] = 3
+    seed: Annotated[int, typer.Option(help="Of sampling and of the order of runs.")] = 0
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Decode all the tokens asked for.")] = False
+    rows: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Keep finished rows here; run again to go on after an interruption."),
+    ] = None
+    plots: Annotated[str | None, typer.Option(metavar="DIR", help="Write PNG plots and their data here.")] = None
+
+    def check(self) -> None:
+        """OptionError names what cannot be measured."""
+        for name, least in (("max_tokens", 2), ("rounds", 1)):
+            if getattr(self, name) < least:
+                raise OptionError(name, f"must be at least {least}, got {getattr(self, name)}")
+        if self.rows is not None and not Path(self.rows).absolute().parent.is_dir():
+            raise OptionError("--rows", f"the folder {Path(self.rows).parent} does not exist")
+        if self.plots is not None and importlib.util.find_spec("matplotlib") is None:
+            raise OptionError("--plots", "needs matplotlib: pip install 'forerun[bench]'")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The values of the grid."""
+
+    lengths: list[int]
+    batches: list[int]
+    temperatures: list[float]
+
+    @classmethod
+    def of(cls, run: BenchFlags, engine: EngineFlags) -> Plan:
+        lengths = list(LENGTHS)
+        if run.k is not None and engine.num_speculative_tokens is not None:
+            raise OptionError("--k", "give either this or --num-speculative-tokens")
+        if run.k is not None:
+            lengths = _numbers("--k", run.k, int, 1)
+        elif engine.num_speculative_tokens is not None:
+            lengths = _numbers("--num-speculative-tokens", str(engine.num_speculative_tokens), int, 1)
+        return cls(
+            lengths, _numbers("--batch", run.batch, int, 1), _numbers("--temperature", run.temperature, float, 0)
+        )
+
+
+def _numbers(option: str, text: str, kind: Callable[[str], _Number], least: float) -> list[_Number]:
+    try:
+        values = [kind(item) for item in text.split(",")]
+    except ValueError:
+        raise OptionError(option, f"must be numbers like 1,2,4; got {text!r}") from None
+    if any(not least <= value < math.inf for value in values):
+        raise OptionError(option, f"must all be at least {least:g}, got {text!r}")
+    return list(dict.fromkeys(values))
+
+
+@flags
+def bench(
+    engine: EngineFlags,
+    prompts: PromptFlags,
+    run: BenchFlags,
+    json_: JsonFlag = False,
+    output: OutputFlag = None,
+) -> None:
+    """Measure drafters at several K, batch sizes and temperatures, always beside plain decoding of the same engine.
+
+    forerun bench --drafter ngram,small --k 2,4,8 --batch 1,4 --rows rows.jsonl --plots plots
+    """
+    destination = Output(output)
+    run.check()
+    if prompts.limit is not None and prompts.limit < 1:
+        raise OptionError("--limit", f"must be at least 1, got {prompts.limit}")
+    plan = Plan.of(run, engine)
+    ready = _ready(engine, plan)
+    records = None if prompts.prompt is None and prompts.prompts is None else read_prompts(prompts)
+    with ready.load() as loaded:
+        benchmark = _benchmark(loaded, run, plan, _prompt_ids(loaded, records, prompts.limit))
+        if benchmark.note:
+            notes().print(benchmark.note)
+        with progress("measuring", benchmark.total) as advance:
+            result = benchmark.run(advance)
+    _report(result, destination, json_)
+    if run.plots is not None:
+        from forerun.bench.plots import draw_plots
+
+        for path in draw_plots(result.rows, Path(run.plots), shlex.join(["forerun", *sys.argv[1:]])):
+            notes().print(f"wrote {path}")
+
+
+def _ready(engine: EngineFlags, plan: Plan) -> EngineFlags:
+    """The flags with K, batch and drafters filled in: one engine serves every row."""
+    longest, batch, drafter = max(plan.lengths), max(plan.batches), engine.drafter
+    if engine.max_num_seqs is not None and batch > engine.max_num_seqs:
+        raise OptionError("--batch", f"{batch} is more than --max-num-seqs ({engine.max_num_seqs})")
+    if not engine.drafters():
+        drafter = "ngram,small" if engine.target == "embedded" else "ngram"
+        notes().print(f"--drafter was not given: measuring {drafter}")
+    ready = dataclasses.replace(
+        engine, drafter=drafter, num_speculative_tokens=longest, max_num_seqs=engine.max_num_seqs or batch
+    )
+    if all(config.name == "vanilla" for config in ready.drafters()):
+        raise OptionError("--drafter", "vanilla is what every drafter is measured against; name another one")
+    if batch > 32 and engine.max_num_batched_tokens is None:
+        # Rows enough for every draft of the batch, also while a quarter of the step is kept for prefill.
+        ready = dataclasses.replace(ready, max_num_batched_tokens=2 * batch * (longest + 1))
+    return ready
+
+
+def _prompt_ids(engine: Engine, records: Sequence[PromptRecord] | None, limit: int | None) -> list[list[int]]:
+    tokenizer = engine.target.tokenizer
+    texts: list[str | list[int]] = list(embedded_prompts(limit or PROMPTS)) if records is None else []
+    texts += [record.render(tokenizer) for record in records or ()]
+    return [tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
+
+
+def _benchmark(engine: Engine, run: BenchFlags, plan: Plan, prompts: list[list[int]]) -> Benchmark:
+    from forerun.bench.benchmark import Benchmark, Grid
+    from forerun.bench.measurement import Workload
+
+    names = [entry.name for entry in engine.core.loaded]
+    grid = Grid(names, plan.lengths, plan.batches, plan.temperatures)
+    workload = Workload(prompts, run.max_tokens, run.rounds, run.ignore_eos, run.seed)
+    return Benchmark(engine, grid, workload, None if run.rows is None else Path(run.rows))
+
+
+def _report(result: Result, destination: Output, json_: bool) -> None:
+    from forerun.bench.report import as_text, show
+
+    if json_:
+        destination.write(as_json(result.as_dict()))
+    elif destination.path is not None:
+        destination.write(as_text(result))
+    else:
+        show(result, screen())

@@ -1,0 +1,140 @@
+"""`forerun verify`: a certificate that a target and its drafters decode losslessly here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forerun.cli.console import as_json, notes, progress, screen, waiting, write_whole
+from forerun.cli.options import EngineFlags, JsonFlag, PromptFlags, flags
+from forerun.cli.prompts import embedded_prompts, read_prompts
+from forerun.errors import OptionError
+
+if TYPE_CHECKING:
+    from forerun.bench.certificate import Certificate, CertificateOptions
+    from forerun.cli.prompts import PromptRecord
+    from forerun.engine import Engine
+
+NOT_LOSSLESS = 1
+"""Exit code if any check fails."""
+
+PROMPTS = 4
+"""Of the package's own, where none are named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyFlags:
+    """How much is tried. Defaults are those of `CertificateOptions`."""
+
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens of each greedy and coupled output.")] = None
+    samples: Annotated[
+        int | None, typer.Option(help="Samples per drafter of the chi-square part; default: from its stated power.")
+    ] = None
+    seed: Annotated[int | None, typer.Option(help="Of the coupled and sampled parts.")] = None
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="NAME", help="Also write the page NAME.md and the report NAME.json."),
+    ] = None
+
+    def options(self, max_draft: int) -> CertificateOptions:
+        from forerun.bench.certificate import CertificateOptions
+
+        names = ("max_tokens", "samples", "seed")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return CertificateOptions(max_draft=max_draft, **given)
+
+
+@flags
+def verify(engine: EngineFlags, prompts: PromptFlags, amount: VerifyFlags, json_: JsonFlag = False) -> int:
+    """Check that speculative decoding is lossless here: exit code 0 only if every check holds.
+
+    --drafter may name several; K runs from 1 to --num-speculative-tokens (8). About a minute on the embedded models,
+    tens of minutes on a 1.5B pair on a CPU.
+    """
+    files = _files(amount.output)
+    ready = _checked(engine, amount)
+    if prompts.limit is not None and prompts.limit < 1:
+        raise OptionError("--limit", f"must be at least 1, got {prompts.limit}")
+    records = None if prompts.prompt is None and prompts.prompts is None else read_prompts(prompts)
+    with ready.load() as loaded:
+        from forerun.bench.certificate import Certifier
+
+        ids = _prompt_ids(loaded, records, prompts.limit)
+        assert ready.num_speculative_tokens is not None
+        with waiting("warming up"):
+            certifier = Certifier(loaded, ids, amount.options(ready.num_speculative_tokens))
+        with progress("verifying", certifier.total) as advance:
+            certificate = certifier.run(advance)
+    _report(certificate, files, json_)
+    return 0 if certificate.lossless else NOT_LOSSLESS
+
+
+def _checked(engine: EngineFlags, amount: VerifyFlags) -> EngineFlags:
+    """The flags with what they leave open filled in; OptionError before anything is loaded."""
+    if engine.verify_mode is not None:
+        raise OptionError("--verify-mode", "both modes are checked; leave it out")
+    for name, least in (("max_tokens", 4), ("samples", 100)):
+        value = getattr(amount, name)
+        if value is not None and value < least:
+            raise OptionError(name, f"must be at least {least}, got {value}")
+    if engine.num_speculative_tokens is not None and engine.num_speculative_tokens < 1:
+        raise OptionError("--num-speculative-tokens", f"must be at least 1, got {engine.num_speculative_tokens}")
+    ready = dataclasses.replace(engine, num_speculative_tokens=engine.num_speculative_tokens or 8)
+    if not engine.drafters():
+        drafter = "ngram,small" if engine.target == "embedded" else "ngram"
+        notes().print(f"--drafter was not given: verifying {drafter}")
+        ready = dataclasses.replace(ready, drafter=drafter)
+    if all(config.name == "vanilla" for config in ready.drafters()):
+        raise OptionError("--drafter", "vanilla drafts nothing: there is nothing to verify")
+    return ready
+
+
+def _prompt_ids(engine: Engine, records: Sequence[PromptRecord] | None, limit: int | None) -> list[list[int]]:
+    tokenizer = engine.target.tokenizer
+    texts: list[str | list[int]] = list(embedded_prompts(limit or PROMPTS)) if records is None else []
+    texts += [record.render(tokenizer) for record in records or ()]
+    return [tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
+
+
+def _files(output: str | None) -> tuple[Path, Path] | None:
+    """Page and report; OptionError if they could not be written."""
+    if output is None:
+        return None
+    base = Path(output)
+    base = base.with_suffix("") if base.suffix in (".md", ".json") else base
+    if not base.name or not base.parent.is_dir():
+        raise OptionError("--output", f"the folder {base.parent} does not exist")
+    return base.with_name(f"{base.name}.md"), base.with_name(f"{base.name}.json")
+
+
+def _report(certificate: Certificate, files: tuple[Path, Path] | None, json_: bool) -> None:
+    from forerun.bench.certificate_page import markdown
+
+    if files is not None:
+        page, report = files
+        write_whole(page, markdown(certificate))
+        write_whole(report, as_json(certificate.as_dict()) + "\n")
+    if json_:
+        print(as_json(certificate.as_dict()))  # noqa: T201 - a result, on stdout
+    else:
+        _show(certificate)
+
+
+def _show(certificate: Certificate) -> None:
+    from rich.table import Table
+
+    table = Table("", "check", "result", box=None, pad_edge=False)
+    for check in certificate.checks:
+        table.add_row("[green]pass[/]" if check.passed else "[bold red]FAIL[/]", check.name, check.detail)
+    console = screen()
+    console.print(table)
+    failed = [check.name for check in certificate.checks if not check.passed]
+    if failed:
+        console.print(f"[bold red]NOT lossless[/]: {len(failed)} checks failed: {', '.join(failed)}")
+    else:
+        console.print(f"[bold green]lossless[/]: all {len(certificate.checks)} checks passed")
