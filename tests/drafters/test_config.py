@@ -44,7 +44,7 @@ def _load(given, **options):
         Ngram(),
         [{"method": "ngram"}],
     ],
-    ids=str,
+    ids=lambda given: given if isinstance(given, str) else type(given).__name__,
 )
 def test_one_drafter_in_every_spelling(given):
     """A name, JSON, YAML, a mapping, a config, a drafter or a list of these all load the same thing."""
