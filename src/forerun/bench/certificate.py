@@ -29,7 +29,7 @@ class CertificateOptions:
 
     max_draft: int = 8
     """K runs from 1 to this."""
-    max_tokens: int = 32
+    max_tokens: int = 24
     """Of each greedy and coupled output."""
     samples: int | None = None
     """Per drafter in the sampled part; None: as many as `power` needs."""
@@ -80,6 +80,7 @@ class Certifier:
 
     def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]], options: CertificateOptions):
         assert prompts, "a certificate needs prompts"
+        assert engine.core.loaded, "a certificate needs a drafter"
         self.engine = engine
         self.prompts = prompts
         self.options = options

@@ -27,7 +27,7 @@ TOKENS = 4
 BATCH = 256
 """Requests handed to the engine at once; it decodes as many of them together as it may."""
 
-FRAGMENT, CONTINUED = 3, 3
+FRAGMENT, CONTINUED = 2, 3
 """A prefix is a fragment of a prompt, its greedy continuation, and the fragment again: n-grams match there too."""
 
 DEGREES = (TOP_K * (TOP_K - 1), TOP_K**2 * (TOP_K - 1))
@@ -40,7 +40,7 @@ Law = Mapping[int, float]
 class Power:
     """What the tests are made to find."""
 
-    total_variation: float = 0.04
+    total_variation: float = 0.05
     power: float = 0.9
     alarm: float = 0.01
     """Probability that a lossless engine fails any test of the family (Holm)."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NOT_LOSSLESS = 1
 """Exit code if any check fails."""
 
-PROMPTS = 4
+PROMPTS = 3
 """Of the package's own, where none are named."""
 
 

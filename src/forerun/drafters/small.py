@@ -17,7 +17,7 @@ from forerun.drafters.base import (
     draw_drafts,
     law_of,
 )
-from forerun.errors import OptionError
+from forerun.errors import ModelError, OptionError
 from forerun.sampling import NOTHING
 from forerun.target.base import Batch, Segment, Target
 from forerun.target.blocks import BlockPool
@@ -63,13 +63,16 @@ class Small(Drafter):
             raise OptionError("model", "the drafter `small` needs a model: a directory, a .gguf file or a hub id")
         from forerun.target.load import load_target, shared_vocabulary
 
-        model = load_target(
-            source,
-            dtype=context.dtype,
-            device=context.device,
-            revision=options.get("revision"),
-            trust_remote_code=context.trust_remote_code,
-        )
+        try:
+            model = load_target(
+                source,
+                dtype=context.dtype,
+                device=context.device,
+                revision=options.get("revision"),
+                trust_remote_code=context.trust_remote_code,
+            )
+        except ModelError as error:  # it was loaded like a target, but it is not the one
+            raise type(error)(str(error).replace("--target: ", "--drafter: ", 1)) from error
         shared = shared_vocabulary(context.target.tokenizer, model.tokenizer)
         return cls(model, context.target.vocab_size, shared, options.get("max_model_len"))
 
