@@ -40,6 +40,7 @@ def _load(given, **options):
         "method: ngram",
         {"method": "ngram"},
         {"--method": "ngram"},
+        "forerun.drafters.ngram:Ngram",
         SpeculativeConfig(method="ngram"),
         Ngram(),
         [{"method": "ngram"}],
@@ -206,6 +207,16 @@ def test_a_drafter_that_cannot_draft_that_far_says_so():
         SpeculativeConfig(method="vanilla", num_speculative_tokens=1).build(CONTEXT)
     SpeculativeConfig(method="vanilla", num_speculative_tokens=0).build(CONTEXT)
 
+    class Trained(Never):
+        max_draft = 4
+
+    assert _load(Trained({}, 7), num_speculative_tokens=4)[0].draft_length(REQUEST, 1) == 4
+    with pytest.raises(OptionError, match=r"num_speculative_tokens: 5 is more than 'never' can draft \(4\)"):
+        _load(Trained({}, 7), num_speculative_tokens=5)
+    table = parse_config({"num_speculative_tokens_per_batch_size": {"1": 5}})
+    with pytest.raises(OptionError, match="num_speculative_tokens_per_batch_size"):
+        table.check_length(Trained({}, 7))
+
 
 def test_the_engines_k_is_the_default_of_every_drafter():
     """`num_speculative_tokens` of the engine is K where the config has none, and is checked with the rest of it."""
@@ -293,3 +304,16 @@ def test_two_drafters_of_different_verify_modes_are_refused():
     given = [{"method": "ngram", "verify_mode": "coupled"}, {"method": "vanilla", "verify_mode": "rejection"}]
     with pytest.raises(OptionError, match="verify_mode"):
         Engine.load(history_model(7), given)
+
+
+def test_a_misspelt_method_is_not_looked_for_on_the_hub():
+    """A bare word near a method's name is answered with that name."""
+    with pytest.raises(OptionError, match="--drafter: no drafter is called 'nggram'; did you mean 'ngram'"):
+        parse_config("nggram")
+    assert parse_config("some-model").model == "some-model"
+
+
+def test_a_class_is_not_an_object():
+    """What is neither a name nor a Drafter is named, not stumbled over."""
+    with pytest.raises(OptionError, match="--drafter: expected a name"):
+        _load(Ngram)

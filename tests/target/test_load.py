@@ -231,3 +231,10 @@ def test_float16_checkpoints_are_widened_on_a_cpu(folder):
     """`auto` keeps every value: float32 holds all of float16."""
     tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16).save_pretrained(folder)
     assert load_target(folder, device="cpu").dtype == torch.float32
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "../nowhere", "/nowhere/at/all", ".hidden"])
+def test_a_path_is_not_asked_of_the_hub(path):
+    """What can only be a path is answered as one."""
+    with pytest.raises(ModelError, match=r"^--target: .* does not exist \(looked for "):
+        load_target(path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -137,13 +139,17 @@ class SpeculativeConfig(BaseModel):
             if key not in kind.config_keys:
                 raise OptionError(key, f"the drafter {kind.name!r} does not use it; {nearest(key, kind.config_keys)}")
         drafter = kind.load(options, context)
-        self._check_length(drafter)
+        self.check_length(drafter)
         return drafter
 
-    def _check_length(self, drafter: Drafter) -> None:
-        asked, longest = self.num_speculative_tokens, drafter.max_draft
-        if asked is not None and longest is not None and asked > longest:
-            raise OptionError("num_speculative_tokens", f"{asked} is more than {drafter.name!r} can draft ({longest})")
+    def check_length(self, drafter: Drafter) -> None:
+        """OptionError if a K asked for is more than the drafter can make."""
+        key, k = "num_speculative_tokens", self.num_speculative_tokens
+        if k is None:
+            rows = self.num_speculative_tokens_per_batch_size or ()
+            key, k = "num_speculative_tokens_per_batch_size", max((k for _, _, k in rows), default=0)
+        if drafter.max_draft is not None and k > drafter.max_draft:
+            raise OptionError(key, f"{k} is more than {drafter.name!r} can draft ({drafter.max_draft})")
 
 
 _SHARED = frozenset(
@@ -162,9 +168,11 @@ _SHARED = frozenset(
 
 
 def parse_config(value: str | Mapping[str, Any] | SpeculativeConfig) -> SpeculativeConfig:
-    """A config from a mapping, a JSON or YAML text, a path to such a file, or a bare method name."""
+    """A config from a mapping, a JSON or YAML text, a path to such a file, a bare method name or `module:Class`."""
     if isinstance(value, SpeculativeConfig):
         return value
+    if not isinstance(value, (str, Mapping)):
+        raise OptionError("--drafter", f"expected a name, a model, keys and values or a Drafter object, got {value!r}")
     keys = value if isinstance(value, Mapping) else _read(value)
     try:
         return SpeculativeConfig(**{str(key).lstrip("-").replace("-", "_"): item for key, item in keys.items()})
@@ -177,12 +185,15 @@ def _read(text: str) -> Mapping[str, Any]:
 
     if canonical(text) in {*DRAFTERS, *NOT_BUILT}:
         return {"method": text}
+    if re.fullmatch(r"[\w.]+:\w+", text):  # module:Class; in YAML a blank follows the colon
+        return {"method": text}
     if text.endswith((".json", ".yaml", ".yml")):
         try:
             text = Path(text).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError("--speculative-config", f"cannot read {text}: {error}") from None
     elif not text.lstrip().startswith("{") and ":" not in text:
+        _refuse_misspelt(text)
         return {"model": text}
     try:
         parsed = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
@@ -191,6 +202,13 @@ def _read(text: str) -> Mapping[str, Any]:
     if not isinstance(parsed, Mapping):
         raise OptionError("--speculative-config", f"expected keys and values, got {parsed!r}")
     return parsed
+
+
+def _refuse_misspelt(text: str) -> None:
+    """A bare word that is nearly a method's name is that name misspelt, not a model of the hub."""
+    close = difflib.get_close_matches(text.lower(), DRAFTERS, n=1, cutoff=0.75)
+    if close and not Path(text).exists():
+        raise OptionError("--drafter", f"no drafter is called {text!r}; did you mean {close[0]!r}?")
 
 
 def _as_option_error(error: ValidationError) -> OptionError:

@@ -67,14 +67,13 @@ def load_drafters(given: Any, target: Target, options: EngineOptions) -> list[Lo
     """
     loaded: list[LoadedDrafter] = []
     for item in given if isinstance(given, (list, tuple)) else [given]:
-        if isinstance(item, Drafter):
-            config = SpeculativeConfig(method=item.name, num_speculative_tokens=options.num_speculative_tokens)
-            loaded.append(LoadedDrafter(item, config))
-            continue
-        for config in parse_configs(item):
+        made = isinstance(item, Drafter)
+        for config in [SpeculativeConfig(method=item.name)] if made else parse_configs(item):
             if config.num_speculative_tokens is None and options.num_speculative_tokens is not None:
                 config = config.with_draft_length(options.num_speculative_tokens)
-            loaded.append(LoadedDrafter(config.build(_context(target, options)), config))
+            if made:
+                config.check_length(item)
+            loaded.append(LoadedDrafter(item if made else config.build(_context(target, options)), config))
     names = [entry.name for entry in loaded]
     if len(set(names)) < len(names):
         raise OptionError("--drafter", f"each kind can be loaded once, got {', '.join(names)}")

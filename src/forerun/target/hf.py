@@ -133,7 +133,7 @@ def _choose_plan(attention: Attention, device: torch.device) -> tuple[type[LoopP
     if attention == "auto":
         if device.type == "cpu":
             return LoopPlan, "loop: on a CPU one call per request costs little and nothing is padded"
-        return PaddedPlan, f"padded: on {device.type} launches cost more than padding"
+        return PaddedPlan, f"padded: on {device.type} launches cost more than padding (not yet run on a GPU)"
     return (LoopPlan if attention == "loop" else PaddedPlan), f"{attention}: asked for"
 
 

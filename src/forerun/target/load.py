@@ -25,7 +25,7 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 EMBEDDED = {"embedded": "target", "embedded-small": "small"}
 """Names of the models in the package, and their folders under forerun/embedded."""
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
+HUB_ID = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
