@@ -91,7 +91,7 @@ class EngineFlags:
         str, _engine("Directory, .gguf file, hub id, or 'embedded' (the default).", "--target", "--model")
     ] = "embedded"
     drafter: Annotated[
-        str | None, _engine("vanilla, ngram, small, a model, or a list of methods: 'ngram,small'. Default: plain; verify picks.")
+        str | None, _engine("vanilla, ngram, small, a model, or several: 'ngram,small'. Default: plain; verify picks.")
     ] = None
     num_speculative_tokens: Annotated[int | None, _engine("K, the most tokens drafted per round.")] = None
     speculative_config: Annotated[
