@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tiny import qwen3, save_tokenizer
+
+# No test may fail for being slow on a busy machine, nor by chance: the same examples in every run.
+settings.register_profile("forerun", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("forerun")
 
 
 @pytest.fixture(scope="session")

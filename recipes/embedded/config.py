@@ -65,9 +65,9 @@ TARGET = Phase(
 # acceptance measures: 1 - TV(target, small).
 SMALL_TEXT = Phase(
     name="small-text",
-    steps=250,
+    steps=800,
     blocks_per_step=12,
-    short_context_steps=250,
+    short_context_steps=800,
     matrix_lr=0.02,
     vector_lr=3e-3,
     warmup_steps=20,

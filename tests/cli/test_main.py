@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,12 +124,19 @@ def test_as_a_process(tiny_qwen3_dir: Path) -> None:
     assert wrong.stderr == "error: --top-p: must be in (0, 1], got 0.0\n"
 
 
-def test_a_closed_pipe_is_quiet(tiny_qwen3_dir: Path) -> None:
-    """The reader of our output goes away: no traceback, no message."""
-    args = ["generate", "--target", str(tiny_qwen3_dir), "--prompt", "x", "--max-tokens", "250", "--ignore-eos"]
-    process = subprocess.Popen(
+def _long_generation(target: Path, folder: Path) -> subprocess.Popen[str]:
+    """A process that streams far more text than a busy machine could finish before it is disturbed."""
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"x{i}"}) + "\n" for i in range(500)))
+    args = ["generate", "--target", str(target), "--prompts", str(prompts), "--max-tokens", "240", "--ignore-eos"]
+    return subprocess.Popen(
         [sys.executable, "-m", "forerun", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+
+
+def test_a_closed_pipe_is_quiet(tiny_qwen3_dir: Path, tmp_path: Path) -> None:
+    """The reader of our output goes away: no traceback, no message."""
+    process = _long_generation(tiny_qwen3_dir, tmp_path)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.read(1)
@@ -140,17 +147,13 @@ def test_a_closed_pipe_is_quiet(tiny_qwen3_dir: Path) -> None:
     assert error == ""
 
 
-def test_an_interrupt_ends_the_process_with_130(tiny_qwen3_dir: Path) -> None:
+def test_an_interrupt_ends_the_process_with_130(tiny_qwen3_dir: Path, tmp_path: Path) -> None:
     """A real SIGINT in the middle of the text: what was printed stays, no traceback."""
     import signal
 
-    args = ["generate", "--target", str(tiny_qwen3_dir), "--prompt", "x", "--max-tokens", "230", "--ignore-eos"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "forerun", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = _long_generation(tiny_qwen3_dir, tmp_path)
     assert process.stdout is not None
     first = process.stdout.read(1)
-    time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert first
