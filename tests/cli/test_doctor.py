@@ -75,6 +75,7 @@ def test_a_target(run: Run, tiny_qwen3_dir: Path) -> None:
     assert checks["vocabulary"]["found"].startswith("264 logits, 259 tokens")
     assert checks["end of sequence"]["found"] == "256 '<|end|>'"
     assert checks["attention"]["found"].startswith("3 x full")
+    assert checks["linear layers"]["found"] == "plain linear layers: packing is for bfloat16 on a CPU"
     assert checks["kv storage"]["found"] == f"{3 * 2 * 16 * 4} bytes a token"
     assert checks["weights"]["found"] == "finite"
     assert "characters" in checks["chat template"]["found"]

@@ -53,7 +53,7 @@ class VerifyFlags:
 def verify(engine: EngineFlags, prompts: PromptFlags, amount: VerifyFlags, json_: JsonFlag = False) -> int:
     """Check that speculative decoding is lossless here: exit code 0 only if every check holds.
 
-    --drafter may name several; K runs from 1 to --num-speculative-tokens (8). About a minute on the embedded models,
+    --drafter may name several; K runs from 1 to --num-speculative-tokens (8). A minute or two on the embedded models,
     tens of minutes on a 1.5B pair on a CPU.
     """
     files = _files(amount.output)

@@ -41,6 +41,7 @@ def target_checks(target: HFTarget) -> Iterator[Check]:
     kinds = Counter("full" if a.window is None else f"sliding {a.window}" for a in target.anatomy.attentions)
     found = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     yield Check("attention", "ok", f"{found}; every layer can be cut back; {target.attention_reason}")
+    yield Check("linear layers", "ok", target.linear_reason)
     yield Check("kv storage", "ok", f"{target.block_bytes // BLOCK_SIZE:,} bytes a token")
     yield from _vocabulary(target)
     template = target.tokenizer.chat_template
