@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -130,7 +131,12 @@ def _long_generation(target: Path, folder: Path) -> subprocess.Popen[str]:
     prompts.write_text("".join(json.dumps({"prompt": f"x{i}"}) + "\n" for i in range(500)))
     args = ["generate", "--target", str(target), "--prompts", str(prompts), "--max-tokens", "240", "--ignore-eos"]
     return subprocess.Popen(
-        [sys.executable, "-m", "forerun", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "forerun", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A suite run in the background of a shell inherits SIGINT as ignored, and so would the process.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -149,8 +155,6 @@ def test_a_closed_pipe_is_quiet(tiny_qwen3_dir: Path, tmp_path: Path) -> None:
 
 def test_an_interrupt_ends_the_process_with_130(tiny_qwen3_dir: Path, tmp_path: Path) -> None:
     """A real SIGINT in the middle of the text: what was printed stays, no traceback."""
-    import signal
-
     process = _long_generation(tiny_qwen3_dir, tmp_path)
     assert process.stdout is not None
     first = process.stdout.read(1)
