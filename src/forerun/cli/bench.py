@@ -7,7 +7,7 @@ import importlib.util
 import math
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from forerun.cli.console import Output, as_json, notes, progress, screen
+from forerun.cli.load import with_drafters
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, PromptFlags, flags
-from forerun.cli.prompts import embedded_prompts, read_prompts
+from forerun.cli.prompts import named_prompts, prompt_ids
 from forerun.errors import OptionError
 
 if TYPE_CHECKING:
     from forerun.bench.benchmark import Benchmark, Result
-    from forerun.cli.prompts import PromptRecord
     from forerun.engine import Engine
 
 LENGTHS = (2, 4, 6)
@@ -106,13 +106,12 @@ def bench(
     """
     destination = Output(output)
     run.check()
-    if prompts.limit is not None and prompts.limit < 1:
-        raise OptionError("--limit", f"must be at least 1, got {prompts.limit}")
     plan = Plan.of(run, engine)
     ready = _ready(engine, plan)
-    records = None if prompts.prompt is None and prompts.prompts is None else read_prompts(prompts)
+    records = named_prompts(prompts)
     with ready.load() as loaded:
-        benchmark = _benchmark(loaded, run, plan, _prompt_ids(loaded, records, prompts.limit))
+        ids = prompt_ids(records, loaded.target.tokenizer, prompts.limit or PROMPTS)
+        benchmark = _benchmark(loaded, run, plan, ids)
         if benchmark.note:
             notes().print(benchmark.note)
         with progress("measuring", benchmark.total) as advance:
@@ -127,14 +126,13 @@ def bench(
 
 def _ready(engine: EngineFlags, plan: Plan) -> EngineFlags:
     """The flags with K, batch and drafters filled in: one engine serves every row."""
-    longest, batch, drafter = max(plan.lengths), max(plan.batches), engine.drafter
+    longest, batch = max(plan.lengths), max(plan.batches)
     if engine.max_num_seqs is not None and batch > engine.max_num_seqs:
         raise OptionError("--batch", f"{batch} is more than --max-num-seqs ({engine.max_num_seqs})")
-    if not engine.drafters():
-        drafter = "ngram,small" if engine.target == "embedded" else "ngram"
-        notes().print(f"--drafter was not given: measuring {drafter}")
     ready = dataclasses.replace(
-        engine, drafter=drafter, num_speculative_tokens=longest, max_num_seqs=engine.max_num_seqs or batch
+        with_drafters(engine, "measuring"),
+        num_speculative_tokens=longest,
+        max_num_seqs=engine.max_num_seqs or batch,
     )
     if all(config.name == "vanilla" for config in ready.drafters()):
         raise OptionError("--drafter", "vanilla is what every drafter is measured against; name another one")
@@ -142,13 +140,6 @@ def _ready(engine: EngineFlags, plan: Plan) -> EngineFlags:
         # Rows enough for every draft of the batch, also while a quarter of the step is kept for prefill.
         ready = dataclasses.replace(ready, max_num_batched_tokens=2 * batch * (longest + 1))
     return ready
-
-
-def _prompt_ids(engine: Engine, records: Sequence[PromptRecord] | None, limit: int | None) -> list[list[int]]:
-    tokenizer = engine.target.tokenizer
-    texts: list[str | list[int]] = list(embedded_prompts(limit or PROMPTS)) if records is None else []
-    texts += [record.render(tokenizer) for record in records or ()]
-    return [tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
 
 
 def _benchmark(engine: Engine, run: BenchFlags, plan: Plan, prompts: list[list[int]]) -> Benchmark:

@@ -11,7 +11,7 @@ import typer
 
 from forerun.cli.console import Output, as_json, progress, screen, waiting
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, flags
-from forerun.cli.prompts import embedded_prompts, read_prompts
+from forerun.cli.prompts import named_prompts, prompt_ids
 from forerun.errors import ForerunError, OptionError
 
 if TYPE_CHECKING:
@@ -91,13 +91,10 @@ def _course(run: DemoFlags) -> Any:
 
     greedy = Sampling(temperature=0, max_tokens=run.max_tokens, ignore_eos=True)
     modes = {"greedy": greedy, "sampled": dataclasses.replace(greedy, temperature=run.temperature, seed=run.seed)}
-    given = None if run.prompts is None else read_prompts(PromptFlags(prompts=run.prompts, limit=run.limit))
+    given = named_prompts(PromptFlags(prompts=run.prompts, limit=run.limit))
 
     def course(target: Target) -> Course:
-        tokenizer = target.tokenizer
-        texts = embedded_prompts(run.limit) if given is None else [record.render(tokenizer) for record in given]
-        ids = [tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
-        return Course(ids, modes, run.time_limit)
+        return Course(prompt_ids(given, target.tokenizer, run.limit), modes, run.time_limit)
 
     return course
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from forerun.cli.console import waiting
+from forerun.cli.console import notes, waiting
 from forerun.errors import ModelError
 
 if TYPE_CHECKING:
@@ -25,6 +26,15 @@ def load_engine(flags: EngineFlags) -> Engine:
     configs = flags.drafters()  # what is wrong there is told before anything is loaded
     with waiting("loading"):
         return load_with(flags, configs)
+
+
+def with_drafters(flags: EngineFlags, doing: str) -> EngineFlags:
+    """The flags with a choice of drafters where they name none, and a note that says so."""
+    if flags.drafters():
+        return flags
+    drafter = "ngram,small" if flags.target == "embedded" else "ngram"
+    notes().print(f"--drafter was not given: {doing} {drafter}")
+    return dataclasses.replace(flags, drafter=drafter)
 
 
 def load_with(flags: EngineFlags, configs: Sequence[SpeculativeConfig]) -> Engine:

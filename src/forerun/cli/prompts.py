@@ -73,8 +73,7 @@ def read_prompts(flags: PromptFlags) -> list[PromptRecord]:
     """
     if (flags.prompt is None) == (flags.prompts is None):
         raise OptionError("--prompt", "give one of --prompt TEXT, --prompt @FILE, --prompts FILE (- is standard input)")
-    if flags.limit is not None and flags.limit < 1:
-        raise OptionError("--limit", f"must be at least 1, got {flags.limit}")
+    _check_limit(flags)
     if flags.prompt is not None:
         if flags.limit is not None:
             raise OptionError("--limit", "belongs to --prompts; --prompt is a single one")
@@ -84,6 +83,23 @@ def read_prompts(flags: PromptFlags) -> list[PromptRecord]:
     if not records:
         raise PromptError("--prompts", f"{flags.prompts} holds no prompt")
     return records[: flags.limit]
+
+
+def named_prompts(flags: PromptFlags) -> list[PromptRecord] | None:
+    """What the flags name, as `read_prompts` gives it; None where they name nothing: the package's own are meant."""
+    _check_limit(flags)
+    return None if flags.prompt is None and flags.prompts is None else read_prompts(flags)
+
+
+def _check_limit(flags: PromptFlags) -> None:
+    if flags.limit is not None and flags.limit < 1:
+        raise OptionError("--limit", f"must be at least 1, got {flags.limit}")
+
+
+def prompt_ids(records: Sequence[PromptRecord] | None, tokenizer: Tokenizer, own: int) -> list[list[int]]:
+    """Token ids of each prompt; of the first `own` of the package's where none were named."""
+    texts = embedded_prompts(own) if records is None else [record.render(tokenizer) for record in records]
+    return [tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
 
 
 def expand(option: str, value: str) -> str:

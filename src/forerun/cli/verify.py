@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.cli.console import as_json, notes, progress, screen, waiting, write_whole
+from forerun.cli.console import as_json, progress, screen, waiting, write_whole
+from forerun.cli.load import with_drafters
 from forerun.cli.options import EngineFlags, JsonFlag, PromptFlags, flags
-from forerun.cli.prompts import embedded_prompts, read_prompts
+from forerun.cli.prompts import named_prompts, prompt_ids
 from forerun.errors import OptionError
 
 if TYPE_CHECKING:
     from forerun.bench.certificate import Certificate, CertificateOptions
-    from forerun.cli.prompts import PromptRecord
-    from forerun.engine import Engine
 
 NOT_LOSSLESS = 1
 """Exit code if any check fails."""
@@ -58,13 +56,11 @@ def verify(engine: EngineFlags, prompts: PromptFlags, amount: VerifyFlags, json_
     """
     files = _files(amount.output)
     ready = _checked(engine, amount)
-    if prompts.limit is not None and prompts.limit < 1:
-        raise OptionError("--limit", f"must be at least 1, got {prompts.limit}")
-    records = None if prompts.prompt is None and prompts.prompts is None else read_prompts(prompts)
+    records = named_prompts(prompts)
     with ready.load() as loaded:
         from forerun.bench.certificate import Certifier
 
-        ids = _prompt_ids(loaded, records, prompts.limit)
+        ids = prompt_ids(records, loaded.target.tokenizer, prompts.limit or PROMPTS)
         assert ready.num_speculative_tokens is not None
         with waiting("warming up"):
             certifier = Certifier(loaded, ids, amount.options(ready.num_speculative_tokens))
@@ -84,21 +80,12 @@ def _checked(engine: EngineFlags, amount: VerifyFlags) -> EngineFlags:
             raise OptionError(name, f"must be at least {least}, got {value}")
     if engine.num_speculative_tokens is not None and engine.num_speculative_tokens < 1:
         raise OptionError("--num-speculative-tokens", f"must be at least 1, got {engine.num_speculative_tokens}")
-    ready = dataclasses.replace(engine, num_speculative_tokens=engine.num_speculative_tokens or 8)
-    if not engine.drafters():
-        drafter = "ngram,small" if engine.target == "embedded" else "ngram"
-        notes().print(f"--drafter was not given: verifying {drafter}")
-        ready = dataclasses.replace(ready, drafter=drafter)
+    ready = dataclasses.replace(
+        with_drafters(engine, "verifying"), num_speculative_tokens=engine.num_speculative_tokens or 8
+    )
     if all(config.name == "vanilla" for config in ready.drafters()):
         raise OptionError("--drafter", "vanilla drafts nothing: there is nothing to verify")
     return ready
-
-
-def _prompt_ids(engine: Engine, records: Sequence[PromptRecord] | None, limit: int | None) -> list[list[int]]:
-    tokenizer = engine.target.tokenizer
-    texts: list[str | list[int]] = list(embedded_prompts(limit or PROMPTS)) if records is None else []
-    texts += [record.render(tokenizer) for record in records or ()]
-    return [tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
 
 
 def _files(output: str | None) -> tuple[Path, Path] | None:

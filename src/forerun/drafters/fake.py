@@ -26,9 +26,9 @@ class Oracle(Drafter):
     def __init__(self, known: Known):
         self.known = {tuple(prompt): list(output) for prompt, output in known.items()}
 
-    def future(self, view: DraftView) -> list[int]:
-        """The next k tokens of plain decoding (fewer at its end)."""
-        done = len(view.tokens) - view.prompt_length
+    def future(self, view: DraftView, shift: int = 0) -> list[int]:
+        """The next k tokens of plain decoding (fewer at its end), from `shift` places later on."""
+        done = len(view.tokens) - view.prompt_length + shift
         return self.known[tuple(view.tokens[: view.prompt_length])][done : done + view.k]
 
     def propose(self, views: Sequence[DraftView], keep_drafting: KeepDrafting) -> Proposal:  # noqa: ARG002
@@ -74,8 +74,7 @@ class Shift(Oracle):
     name = "shift"
 
     def guess(self, view: DraftView) -> list[int]:
-        done = len(view.tokens) - view.prompt_length + 1
-        return self.known[tuple(view.tokens[: view.prompt_length])][done : done + view.k]
+        return self.future(view, shift=1)
 
 
 class Script(Drafter):

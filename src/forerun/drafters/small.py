@@ -120,7 +120,7 @@ class Small(Drafter):
         """Feeds each request all tokens that have no row yet; logits [R, V] after the last one, over target ids."""
         segments = []
         for view, draft in zip(views, drafted, strict=True):
-            tokens = [*view.tokens[self._rows.get(view.request_id, 0) :], *draft] if not draft else list(draft[-1:])
+            tokens = list(draft[-1:] or view.tokens[self._rows.get(view.request_id, 0) :])
             segments.append(self._segment(view.request_id, tokens))
         return self._over_target_ids(self.model.forward(Batch(segments)).logits)
 

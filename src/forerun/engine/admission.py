@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from forerun import budget
@@ -79,7 +79,7 @@ class Admission:
         A request that needs a block when none is free takes those of the latest admitted request, which is preempted:
         it goes back to the front of the queue and its rows are computed again, with nothing sampled on the way.
         """
-        works = list(self._decodes(draft_length))
+        works = self._decodes(draft_length)
         left = self.limits.max_num_batched_tokens - sum(work.count + work.k for work in works)
         for request in [r for r in self.running if r.prefill > 0]:
             if left > 0 and request in self.running and self._make_room(request, request.rows + 1, works):
@@ -117,11 +117,11 @@ class Admission:
         self._on_preempt(holder)
         return True
 
-    def _decodes(self, draft_length: DraftLength) -> Iterator[Work]:
+    def _decodes(self, draft_length: DraftLength) -> list[Work]:
         decoding = [request for request in self.running if request.prefill == 0]
         works: list[Work] = []
         if not decoding:
-            return iter(works)
+            return works
         share = self._row_share(len(decoding))
         for request in decoding:
             if request in self.running:
@@ -129,7 +129,7 @@ class Admission:
                 k = draft_length(request, len(self.running), share - 1)
                 if self._make_room(request, request.rows + 1 + k, works):
                     works.append(Work(request, 1, k))
-        return iter([work for work in works if work.request in self.running])
+        return works
 
     def _row_share(self, decoding: int) -> int:
         """Rows each decoding request may use; a quarter of the step is kept for prefill while some is waiting."""

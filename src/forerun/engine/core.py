@@ -37,14 +37,14 @@ class EngineCore:
     Args:
         target: already allocated for `num_blocks`, like every drafter.
         loaded: drafters in the order they are asked; empty: plain decoding.
-        kept: block tables that idle conversations hold, for the audit; `reclaim` frees one of them.
+        num_blocks: KV blocks of the target and of every drafter.
     """
 
     def __init__(self, target: Target, loaded: Sequence[LoadedDrafter], limits: Limits, num_blocks: int):
         self.target = target
         self.loaded = list(loaded)
         self.pool = BlockPool(num_blocks)
-        self.kept: dict[int, list[int]] = {}
+        self.kept: dict[int, list[int]] = {}  # block tables that idle conversations hold, by their request id
         self.admission = Admission(limits, self.pool, self._on_preempt, self._reclaim)
         self._taps = tuple(sorted({h for entry in loaded for h in entry.drafter.taps}))
 
@@ -66,7 +66,7 @@ class EngineCore:
         now = time.perf_counter()
         for work in works:
             work.request.started = work.request.started or now
-        drafts = propose(self.loaded, works, len(self.admission.running), self.target.vocab_size)
+        drafts = propose(self.loaded, works, len(self.admission.running), self.target)
         try:
             forward = self._run(works, drafts)
             verdicts = self._judge(works, drafts, forward.logits)

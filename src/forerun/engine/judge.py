@@ -67,9 +67,9 @@ def _judge(rounds: Sequence[Round], logits: Tensor) -> list[tuple[int, int]]:
 
 
 def _places(one: Round) -> list[Row]:
-    request, drafted = one.request, one.draft.tokens
+    request, drafted, end_ids = one.request, one.draft.tokens, one.request.end_ids
     return [
-        Row(request.sampling, request.tokens, request.prompt_length, drafted[:j], request.end_ids)
+        Row(request.sampling, request.tokens, request.prompt_length, drafted[:j], end_ids)
         for j in range(len(drafted) + 1)
     ]
 

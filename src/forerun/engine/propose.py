@@ -11,6 +11,7 @@ from forerun.drafters.base import Accepted, Draft, Drafter, DraftView
 from forerun.drafters.config import SpeculativeConfig
 from forerun.engine.admission import Work, draft_room
 from forerun.engine.request import Request
+from forerun.target.base import Target
 
 logger = logging.getLogger("forerun")
 
@@ -42,29 +43,20 @@ class LoadedDrafter:
         caps = [cap for cap in (self.drafter.max_draft, request.speculative.max_draft) if cap is not None]
         return min([k, *caps])
 
-    def worth(self, k: int) -> int:
-        """A planned K, after all limits; 0 if it is less than `min_draft`."""
+    def plan(self, request: Request, batch_size: int, window: int, rows_left: int) -> int:
+        """K after all limits; 0 if that is less than `min_draft`."""
+        room = draft_room(request, window, rows_left, self.drafter.window)
+        k = budget.plan(self.draft_length(request, batch_size), room)
         return k if k >= self.config.min_draft else 0
 
 
 def plan_length(loaded: Sequence[LoadedDrafter], request: Request, batch_size: int, window: int, rows_left: int) -> int:
     """The longest draft any drafter that serves the request may make in this step."""
-    return max(
-        (
-            entry.worth(
-                budget.plan(
-                    entry.draft_length(request, batch_size),
-                    draft_room(request, window, rows_left, entry.drafter.window),
-                )
-            )
-            for entry in loaded
-            if entry.serves(request)
-        ),
-        default=0,
-    )
+    lengths = (entry.plan(request, batch_size, window, rows_left) for entry in loaded if entry.serves(request))
+    return max(lengths, default=0)
 
 
-def propose(loaded: Sequence[LoadedDrafter], works: Sequence[Work], batch_size: int, vocab_size: int) -> list[Draft]:
+def propose(loaded: Sequence[LoadedDrafter], works: Sequence[Work], batch_size: int, target: Target) -> list[Draft]:
     """One draft per work, empty where nothing is proposed.
 
     Drafters are asked in the order they were loaded; a request goes on to the next one where the one before proposes
@@ -74,12 +66,14 @@ def propose(loaded: Sequence[LoadedDrafter], works: Sequence[Work], batch_size: 
     open_works = [i for i, work in enumerate(works) if work.k > 0]
     for entry in loaded:
         mine = [i for i in open_works if entry.serves(works[i].request)]
-        views = [_view(entry, works[i], batch_size) for i in mine]
+        # The rows a work has been given bound each drafter's own K.
+        lengths = [entry.plan(works[i].request, batch_size, target.window, works[i].k) for i in mine]
+        views = [_view(entry, works[i].request, k) for i, k in zip(mine, lengths, strict=True)]
         asked = [(i, view) for i, view in zip(mine, views, strict=True) if view.k > 0]
         if not asked:
             continue
-        for (i, view), draft in zip(asked, _ask(entry, works, asked, vocab_size), strict=False):
-            drafts[i] = _checked(entry, draft, view, works[i].request, vocab_size)
+        for (i, view), draft in zip(asked, _ask(entry, works, asked, target.vocab_size), strict=False):
+            drafts[i] = _checked(entry, draft, view, works[i].request, target.vocab_size)
             if drafts[i].tokens:
                 used = works[i].request.drafters_used
                 used[entry.name] = used.get(entry.name, 0) + 1
@@ -87,16 +81,12 @@ def propose(loaded: Sequence[LoadedDrafter], works: Sequence[Work], batch_size: 
     return drafts
 
 
-def _view(entry: LoadedDrafter, work: Work, batch_size: int) -> DraftView:
-    request = work.request
-    k = min(work.k, entry.draft_length(request, batch_size))
-    if entry.drafter.window is not None:
-        k = min(k, entry.drafter.window - request.anchor)
+def _view(entry: LoadedDrafter, request: Request, k: int) -> DraftView:
     return DraftView(
         request_id=request.id,
         tokens=request.tokens,
         prompt_length=request.prompt_length,
-        k=entry.worth(k),
+        k=k,
         sampling=request.sampling,
         end_ids=request.end_ids,
         noise=request.noise,
