@@ -22,7 +22,8 @@ def _slots(segment):
 
 
 def _definition(query, store, segment, first, rule):
-    """Row by row, head by head: softmax over the visible keys, times the values."""
+    """Row by row, head by head: softmax over the visible keys, times the values. Without causality a row sees the whole
+    segment and what lies before it."""
     slots = _slots(segment)
     keys, values = store.keys[slots], store.values[slots]
     heads, kv_heads = query.shape[1], keys.shape[1]
@@ -32,22 +33,23 @@ def _definition(query, store, segment, first, rule):
         low = 0 if rule.window is None else max(0, place - rule.window + 1)
         for h in range(heads):
             g = h // (heads // kv_heads)
-            scores = keys[low : place + 1, g] @ query[0, h, first + i] * rule.scaling
+            high = place + 1 if rule.causal else segment.end
+            scores = keys[low:high, g] @ query[0, h, first + i] * rule.scaling
             if rule.softcap is not None:
                 scores = rule.softcap * torch.tanh(scores / rule.softcap)
-            out[i, h] = torch.softmax(scores, 0) @ values[low : place + 1, g]
+            out[i, h] = torch.softmax(scores, 0) @ values[low:high, g]
     return out
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("window", [None, 1, 5, 40])
+@pytest.mark.parametrize(("window", "causal"), [(None, True), (1, True), (5, True), (40, True), (None, False)])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (4, 1)])
-def test_both_plans_are_the_definition(plan, window, softcap, heads):
+def test_both_plans_are_the_definition(plan, window, causal, softcap, heads):
     """Random batches in float64 - one row, verify blocks, first and later prefill chunks - to 1e-12."""
     draw = random.Random(str((window, softcap, heads)))
     torch.manual_seed(0)
-    rule = Rule(1 / math.sqrt(8), window, softcap)
+    rule = Rule(1 / math.sqrt(8), window, softcap, causal)
     shapes = [(0, FOLD_ROWS + 9), (70, 1), (33, 5), (0, 7), (11, FOLD_ROWS + 1), (0, 1)]
     draw.shuffle(shapes)
     ends = [start + rows for start, rows in shapes]

@@ -39,6 +39,8 @@ class Rule(NamedTuple):
     scaling: float
     window: int | None = None
     softcap: float | None = None
+    causal: bool = True
+    """False: every row of a segment sees the whole segment and all before it (a drafter's block)."""
 
 
 class Plan(Protocol):
@@ -97,7 +99,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rule:
         query: [B, heads, N, key_dim].
         key: [B, kv_heads, L, key_dim], value: [B, kv_heads, L, value_dim].
         mask: added to the scores, [.., N, L]; [.., groups * N, L] where `folds` says so; None: a single row sees all it
-            is given, several rows (then N = L) are causal.
+            is given, several rows (then N = L) are causal, or all see everything if the rule is not causal.
 
     Returns:
         [B, N, heads, value_dim]
@@ -110,7 +112,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rule:
         out = _attend_with_softcap(query, key, value, mask, rule.scaling, rule.softcap)
     else:
         shared = query.shape[1] != key.shape[1]
-        causal = mask is None and rows > 1
+        causal = mask is None and rows > 1 and rule.causal
         out = scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=causal, scale=rule.scaling, enable_gqa=shared
         )
@@ -175,7 +177,7 @@ class Span:
         low = 0 if rule.window is None else max(0, self.start - rule.window + 1)
         rows = query[:, :, self.first : self.last]
         keys, values = self._read(store.keys, low), self._read(store.values, low)
-        if query.dtype == torch.bfloat16 and 1 < self.last - self.first <= EXACT_ROWS:
+        if rule.causal and query.dtype == torch.bfloat16 and 1 < self.last - self.first <= EXACT_ROWS:
             return self._row_by_row(rows, keys, values, low, rule)
         return attend(rows, keys, values, self._mask(low, query, store, rule), rule)
 
@@ -199,6 +201,9 @@ class Span:
         """[N, L], repeated for the heads that are folded into rows."""
         rows = self.last - self.first
         folded = folds(rows, rule)
+        if not rule.causal:
+            assert rule.window is None, "a block that sees itself whole has no sliding window"
+            return None
         from_scratch = self.start == 0 and (rule.window is None or rows <= rule.window)
         if rows == 1 or (from_scratch and not folded):
             return None
@@ -281,7 +286,8 @@ class _Gathered:
         # Beyond a request's end its first row is read: what lies in rows nobody wrote must not meet a product.
         own_rows = torch.arange(longest, device=device) < ends
         self._slots = slots.where(own_rows, slots[:, :1])  # [R, L]
-        self._masks: dict[tuple[int | None, int], Tensor] = {}
+        self._own_rows = own_rows
+        self._masks: dict[tuple[bool, int | None, int], Tensor] = {}
         self.packed = self._rows.flatten()[self._places]
 
     def attend(self, query: Tensor, store: LayerStore, rule: Rule) -> Tensor:
@@ -289,13 +295,17 @@ class _Gathered:
         gathered = query[0, :, self._rows].transpose(0, 1)  # [R, heads, N, key_dim]
         key = store.keys[self._slots].transpose(1, 2)  # [R, kv_heads, L, key_dim]
         value = store.values[self._slots].transpose(1, 2)
-        mask = self._mask(rule.window, query.shape[1] // store.keys.shape[1], query.dtype)
+        mask = self._mask(rule, query.shape[1] // store.keys.shape[1], query.dtype)
         return attend(gathered, key, value, mask, rule).flatten(0, 1)[self._places]
 
-    def _mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
+    def _mask(self, rule: Rule, groups: int, dtype: torch.dtype) -> Tensor:
         """[R, 1, groups * N, L]"""
-        if (window, groups) not in self._masks:
+        key = rule.causal, rule.window, groups
+        if key not in self._masks:
             positions = torch.arange(self._slots.shape[1], device=self._slots.device)
-            allowed = visible(self._queries, positions, window).repeat(1, groups, 1)[:, None]
-            self._masks[window, groups] = additive(allowed, dtype)
-        return self._masks[window, groups]
+            if rule.causal:
+                allowed = visible(self._queries, positions, rule.window)
+            else:
+                allowed = self._own_rows[:, None].expand(-1, self._queries.shape[1], -1)
+            self._masks[key] = additive(allowed.repeat(1, groups, 1)[:, None], dtype)
+        return self._masks[key]

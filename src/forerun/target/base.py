@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -79,6 +79,20 @@ class Forward(NamedTuple):
     """[T, m * H], the tapped hidden states of all rows side by side in ascending h, each before the final norm."""
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a decoder layer of a target looks like: the measures a drafter's own layers start from."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_parameters: Mapping[str, Any]
+    """transformers' `rope_parameters` of its full-attention layers, at least `rope_type` and `rope_theta`."""
+
+
 class Tokenizer(Protocol):
     """Text to ids and back."""
 
@@ -116,6 +130,7 @@ class Target(ABC):
     """temperature, top_k, top_p, ... of the model's generation config."""
     dtype: torch.dtype
     device: torch.device
+    shape: Shape
 
     @property
     @abstractmethod
@@ -146,3 +161,11 @@ class Target(ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """The model's own head on an already normed vector, soft-cap included: [..., H] -> [..., V]."""
+
+    @abstractmethod
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """The model's own embedding, scaled as the model scales it: ids [...] -> [..., H], hidden state h = 0."""
+
+    @abstractmethod
+    def partial_logits(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """`logits` cut down to the columns ids [D]: a function [..., H] -> [..., D] that computes no others."""

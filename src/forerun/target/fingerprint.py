@@ -57,8 +57,8 @@ def fingerprint(target: HFTarget) -> Fingerprint:
     return Fingerprint(
         config=_digest(_canonical(target.model.config.get_text_config().to_dict())),
         weights=_weights(target.model),
-        tokenizer=_tokenizer(target.tokenizer),
-        chat_template=_digest(target.tokenizer.chat_template),
+        tokenizer=tokenizer_hash(target.tokenizer),
+        chat_template=template_hash(target.tokenizer),
         dtype=str(target.dtype).removeprefix("torch."),
     )
 
@@ -113,5 +113,11 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{name}.{key}", tensor
 
 
-def _tokenizer(tokenizer: Tokenizer) -> str:
+def tokenizer_hash(tokenizer: Tokenizer) -> str:
+    """The part of a fingerprint that says whether two tokenizers give the same ids."""
     return _digest([sorted(tokenizer.vocabulary().items()), sorted(tokenizer.special_ids), tokenizer.encode(PROBE)])
+
+
+def template_hash(tokenizer: Tokenizer) -> str:
+    """The part of a fingerprint that says whether two chat templates are one text."""
+    return _digest(tokenizer.chat_template)

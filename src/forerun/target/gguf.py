@@ -53,6 +53,13 @@ def converted(path: Path, dtype: torch.dtype) -> Path:
     return final
 
 
+def kept(path: Path) -> Path | None:
+    """A folder that a GGUF file was converted to before, in any dtype; None: it never was."""
+    root = cache_folder() / "gguf"
+    found = root.is_dir() and sorted(one for one in root.glob(f"{sha256_of(path)[:32]}-*") if one.suffix == "")
+    return found[0] if found else None
+
+
 def sha256_of(path: Path) -> str:
     """Hash of a file, with a progress bar on stderr where that is a terminal."""
     from rich.console import Console

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from forerun.target.attention import CURRENT, LayerStore, LoopPlan, PaddedPlan, Pass
-from forerun.target.base import BLOCK_SIZE, Batch, Forward, Target, Tokenizer
+from forerun.target.base import BLOCK_SIZE, Batch, Forward, Shape, Target, Tokenizer
 from forerun.target.probe import Anatomy, examine
+from forerun.target.rope import full_attention_rope
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 Attention = Literal["auto", "loop", "padded"]
 
@@ -55,7 +56,8 @@ class HFTarget(Target):
         self.hidden_size = self.anatomy.hidden_size
         self.num_layers = len(self.anatomy.layers)
         self.dtype, self.device = model.dtype, model.device
-        self.eos_token_ids = _eos_ids(model)
+        self.shape = _shape(model, self.anatomy)
+        self.eos_token_ids = eos_ids(model.config, getattr(model, "generation_config", None))
         self.sampling_defaults: Mapping[str, float] = _sampling_defaults(model)
         self._plan, self.attention_reason = _choose_plan(attention, self.device)
         self.linear_reason = "plain linear layers: the model was given as it is"
@@ -106,6 +108,20 @@ class HFTarget(Target):
             return hidden.new_empty(*hidden.shape[:-1], self.vocab_size)
         return self.anatomy.head(rows).reshape(*hidden.shape[:-1], self.vocab_size)
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        embedded: Tensor = self.anatomy.embedding(token_ids)
+        scale = self.anatomy.embedding_scale
+        return embedded if scale == 1 else embedded * torch.tensor(scale, dtype=embedded.dtype)
+
+    def partial_logits(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        head = self.anatomy.partial_head(ids)
+
+        def logits(hidden: Tensor) -> Tensor:
+            rows = hidden.reshape(1, -1, self.hidden_size)
+            return head(rows).reshape(*hidden.shape[:-1], len(ids))
+
+        return logits
+
 
 @contextmanager
 def _tapped(anatomy: Anatomy, taps: Sequence[int]) -> Iterator[dict[int, Tensor]]:
@@ -137,11 +153,30 @@ def _choose_plan(attention: Attention, device: torch.device) -> tuple[type[LoopP
     return (LoopPlan if attention == "loop" else PaddedPlan), f"{attention}: asked for"
 
 
-def _eos_ids(model: PreTrainedModel) -> frozenset[int]:
-    configs = [model.config, model.config.get_text_config(), getattr(model, "generation_config", None)]
+def _first(config: PretrainedConfig, names: Sequence[str]) -> Any:
+    """The first of these fields that a config has and sets."""
+    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
+
+
+def _shape(model: PreTrainedModel, anatomy: Anatomy) -> Shape:
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    return Shape(
+        hidden_size=anatomy.hidden_size,
+        intermediate_size=_first(config, ("intermediate_size", "ffn_dim", "n_inner")) or 4 * anatomy.hidden_size,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or anatomy.hidden_size // heads,
+        rms_norm_eps=getattr(config, "rms_norm_eps", 1e-6),
+        rope_parameters=full_attention_rope(config),
+    )
+
+
+def eos_ids(config: PretrainedConfig, generation_config: Any) -> frozenset[int]:
+    """Every end-of-sequence id that a model's config and generation config (None: it has none) name."""
     found: set[int] = set()
-    for config in configs:
-        ids = getattr(config, "eos_token_id", None)
+    for one in (config, config.get_text_config(), generation_config):
+        ids = getattr(one, "eos_token_id", None)
         found |= set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
     return frozenset(found)
 

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
-EMBEDDED = {"embedded": "target", "embedded-small": "small"}
+EMBEDDED = {"embedded": "target", "embedded-small": "small"} | {
+    f"embedded-{kind}": kind for kind in ("eagle", "eagle3", "dflash", "dspark")
+}
 """Names of the models in the package, and their folders under forerun/embedded."""
 
 HUB_ID = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
@@ -111,14 +113,15 @@ def _resolve(
         from forerun.target.gguf import converted
 
         chosen = choose_dtype(dtype, torch.bfloat16, device)
-        return inspect_folder(converted(_gguf_file(Path(source)), chosen)), chosen
-    checkpoint = inspect_folder(_folder(source, revision, trust_remote_code))
+        return inspect_folder(converted(gguf_file(Path(source)), chosen)), chosen
+    checkpoint = inspect_folder(find_folder(source, revision, trust_remote_code))
     text = checkpoint.config.get("text_config") or checkpoint.config
     own = text.get("dtype") or text.get("torch_dtype") or checkpoint.config.get("dtype") or "float32"
     return checkpoint, choose_dtype(dtype, getattr(torch, str(own).removeprefix("torch.")), device)
 
 
-def _gguf_file(path: Path) -> Path:
+def gguf_file(path: Path) -> Path:
+    """The path, if a .gguf file is there. ModelError says what is there instead."""
     if not path.exists():
         raise ModelError(f"--target: {path} does not exist (looked for {path.absolute()})")
     if path.suffix != ".gguf" or not path.is_file():
@@ -126,7 +129,8 @@ def _gguf_file(path: Path) -> Path:
     return path
 
 
-def _folder(source: str, revision: str | None, trust_remote_code: bool) -> Path:
+def find_folder(source: str, revision: str | None = None, trust_remote_code: bool = False) -> Path:
+    """The folder of an embedded name, a path or a hub id (fetched if need be). ModelError: there is none."""
     if source in EMBEDDED:
         folder = Path(str(importlib.resources.files("forerun"))) / "embedded" / EMBEDDED[source]
         if not folder.is_dir():
@@ -161,4 +165,4 @@ def _download(source: str, revision: str | None, trust_remote_code: bool) -> Pat
         ) from error
 
 
-__all__ = ["EMBEDDED", "choose_device", "choose_dtype", "load_target", "shared_vocabulary"]
+__all__ = ["EMBEDDED", "choose_device", "choose_dtype", "find_folder", "gguf_file", "load_target", "shared_vocabulary"]

@@ -35,7 +35,7 @@ def pretrained(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     load_model = cast(Any, AutoModelForCausalLM).from_pretrained
-    with _explained(source), quiet():
+    with explained(source), quiet():
         model, report = load_model(folder, dtype=dtype, output_loading_info=True, **options, **model_options)
         _check_complete(source, report)
         return model, AutoTokenizer.from_pretrained(folder, **options)
@@ -53,7 +53,8 @@ def _check_complete(source: str, report: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _explained(source: str) -> Iterator[None]:
+def explained(source: str) -> Iterator[None]:
+    """Whatever transformers raises while it reads the files of `source`, as a ModelError of one line."""
     try:
         yield
     except ForerunError:

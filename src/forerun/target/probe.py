@@ -7,10 +7,11 @@ argument we do not understand or keeps state that cannot be cut back is a refusa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -19,6 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from forerun.errors import OptionError, UnsupportedModel
 from forerun.target.attention import Rule, additive, attend, forerun_attention, visible
+from forerun.target.packed import PackedLinear
 from forerun.target.pretrained import quiet
 
 if TYPE_CHECKING:
@@ -51,8 +53,13 @@ class Anatomy:
     layers: Sequence[nn.Module]
     norm: nn.Module
     attentions: Sequence[LayerAttention]
+    embedding: nn.Module
+    embedding_scale: float
+    """What the model multiplies its embedding with before the first layer; 1 for most."""
     head: Callable[[Tensor], Tensor]
     """Logits [1, N, V] of normed hidden states [1, N, H], by the model's own code."""
+    partial_head: Callable[[Tensor], Callable[[Tensor], Tensor]]
+    """The same for some columns only: ids [D] -> function [1, N, H] -> [1, N, D]."""
     hidden_size: int
     vocab_size: int
     window: int
@@ -77,9 +84,9 @@ def examine(model: PreTrainedModel, max_model_len: int | None = None) -> Anatomy
         raise UnsupportedModel(f"{type(model).__name__} is an encoder-decoder model; a decoder-only one is needed")
     decoder, layers = _decoder(model, config)
     _refuse_by_config(model, config, layers)
-    window, notes = _window(config, max_model_len)
+    window, notes = served_window(config, max_model_len)
     with _attention(model, "forerun_probe"), torch.inference_mode():
-        norm, hidden, record = _observe(model, decoder, layers)
+        norm, hidden, record, scale = _observe(model, decoder, layers)
     attentions = [_attention_of(i, layer, record, config, window) for i, layer in enumerate(layers)]
     _check_calls(record, attentions)
     head = _head(model, decoder)
@@ -88,7 +95,20 @@ def examine(model: PreTrainedModel, max_model_len: int | None = None) -> Anatomy
     _check_against_stock(model, logits)
     AttentionInterface.register("forerun", forerun_attention)
     model.set_attn_implementation("forerun")
-    return Anatomy(decoder, layers, norm, attentions, head, hidden.shape[-1], logits.shape[-1], window, notes)
+    return Anatomy(
+        decoder=decoder,
+        layers=layers,
+        norm=norm,
+        attentions=attentions,
+        embedding=model.get_input_embeddings(),
+        embedding_scale=scale,
+        head=head,
+        partial_head=partial(_partial_head, model, decoder),
+        hidden_size=hidden.shape[-1],
+        vocab_size=logits.shape[-1],
+        window=window,
+        notes=notes,
+    )
 
 
 # -------------------------------------------------------------------------------------------------- from the config
@@ -108,7 +128,7 @@ def _refuse_by_config(model: PreTrainedModel, config: PretrainedConfig, layers: 
         )
 
 
-def _window(config: PretrainedConfig, max_model_len: int | None) -> tuple[int, list[str]]:
+def served_window(config: PretrainedConfig, max_model_len: int | None) -> tuple[int, list[str]]:
     """Positions that can be served, and what to say about it."""
     limit: int | None = getattr(config, "max_position_embeddings", None)
     notes: list[str] = []
@@ -236,8 +256,8 @@ def _run(decoder: nn.Module, token_ids: Tensor, positions: Tensor) -> Tensor:
 
 def _observe(
     model: PreTrainedModel, decoder: nn.Module, layers: Sequence[nn.Module]
-) -> tuple[nn.Module, Tensor, _Record]:
-    """One pass over a few tokens: the final norm, the normed hidden states and the record."""
+) -> tuple[nn.Module, Tensor, _Record, float]:
+    """One pass over a few tokens: the final norm, the normed hidden states, the record and the embedding's scale."""
     seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
     def watch(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -259,7 +279,16 @@ def _observe(
         _RECORD.reset(token)
         for handle in handles:
             handle.remove()
-    return _final_norm(model, layers, seen, hidden), hidden, record
+    scale = _scale_of(seen[layers[0]][0], model.get_input_embeddings()(ids)) if layers[0] in seen else 1.0
+    return _final_norm(model, layers, seen, hidden), hidden, record, scale
+
+
+def _scale_of(entering: Tensor, embedded: Tensor) -> float:
+    """The factor between embedding and first layer; 1 where more than a factor lies between them."""
+    wide, plain = entering.double(), embedded.double()
+    factor = ((wide * plain).sum() / plain.square().sum()).item()
+    exact = torch.allclose(wide, plain * factor, rtol=1e-2, atol=1e-3 * wide.abs().max().item())
+    return 1.0 if not exact or abs(factor - 1) < 1e-6 else factor
 
 
 def _final_norm(
@@ -385,20 +414,44 @@ def _head(model: PreTrainedModel, decoder: nn.Module) -> Callable[[Tensor], Tens
     its input through. So no formula is repeated here, and the model itself stays as it was. The twin is made for each
     call (microseconds): a module that is replaced in the model later is replaced here as well.
     """
-    path = next(name for name, module in model.named_modules() if module is decoder).split(".")
+    path = _path(model, decoder)
 
     def head(hidden: Tensor) -> Tensor:
-        logits: Tensor = _graft(model, path)(inputs_embeds=hidden, use_cache=False).logits
+        logits: Tensor = _graft(model, {path: _PassThrough()})(inputs_embeds=hidden, use_cache=False).logits
         return logits
 
     return head
 
 
-def _graft(module: nn.Module, path: Sequence[str]) -> nn.Module:
-    """A twin of a module with a pass-through at `path`."""
-    if not path:
-        return _PassThrough()
+def _partial_head(model: PreTrainedModel, decoder: nn.Module, ids: Tensor) -> Callable[[Tensor], Tensor]:
+    """`_head` with a head of some rows of its weight only."""
+    full: nn.Linear = cast(Any, model).get_output_embeddings()
+    cut = nn.Linear(full.in_features, len(ids), bias=full.bias is not None, device="meta")
+    cut.weight = nn.Parameter(full.weight.detach()[ids.to(full.weight.device)], requires_grad=False)
+    if full.bias is not None:
+        cut.bias = nn.Parameter(full.bias.detach()[ids.to(full.bias.device)], requires_grad=False)
+    small = PackedLinear(cut) if isinstance(full, PackedLinear) else cut
+    twin = {_path(model, decoder): _PassThrough(), _path(model, full): small}
+
+    def head(hidden: Tensor) -> Tensor:
+        logits: Tensor = _graft(model, twin)(inputs_embeds=hidden, use_cache=False).logits
+        return logits
+
+    return head
+
+
+def _path(model: nn.Module, module: nn.Module) -> tuple[str, ...]:
+    return tuple(next(name for name, found in model.named_modules() if found is module).split("."))
+
+
+def _graft(module: nn.Module, grafts: Mapping[tuple[str, ...], nn.Module]) -> nn.Module:
+    """A twin of a module that shares everything with it but the modules at these paths."""
+    if () in grafts:
+        return grafts[()]
     twin: nn.Module = object.__new__(type(module))
-    below = _graft(module.get_submodule(path[0]), path[1:])
-    twin.__dict__ = {**module.__dict__, "_modules": {**module._modules, path[0]: below}}
+    children = dict(module._modules)
+    for name in {path[0] for path in grafts}:
+        inner = {path[1:]: graft for path, graft in grafts.items() if path[0] == name}
+        children[name] = _graft(module.get_submodule(name), inner)
+    twin.__dict__ = {**module.__dict__, "_modules": children}
     return twin

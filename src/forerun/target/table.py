@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ModelError, PromptError
-from forerun.target.base import BLOCK_SIZE, Batch, Forward, Segment, Target, Tokenizer
+from forerun.target.base import BLOCK_SIZE, Batch, Forward, Segment, Shape, Target, Tokenizer
 
 Logits = Callable[[Sequence[int]], Sequence[float]]
 """`logits(prefix)`: the next token's logits [V] after all tokens up to and including the row's own."""
@@ -52,6 +52,7 @@ class TableTarget(Target):
         self.tokenizer = tokenizer or LetterTokenizer(vocab_size)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.sampling_defaults: Mapping[str, float] = {}
+        self.shape = Shape(vocab_size, 2 * vocab_size, 1, 1, 4, 1e-6, {"rope_type": "default", "rope_theta": 10000.0})
         self.passes: list[int] = []
         self._logits = logits
         self._rows: list[int] = []
@@ -95,6 +96,8 @@ class TableTarget(Target):
 
     def feature(self, h: int, prefix: Sequence[int]) -> list[float]:
         """Hidden state h after this prefix, [H]: what `forward` returns for a tap, for tests of alignment."""
+        if h == 0:
+            return [x / 2**32 for x in _hashed(prefix[-1:], "feature 0", self.hidden_size)]
         if h == self.num_layers:
             return [x / 2 for x in self._row(prefix)]
         return [x / 2**32 for x in _hashed(prefix, f"feature {h}", self.hidden_size)]
@@ -104,6 +107,13 @@ class TableTarget(Target):
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        rows = torch.tensor([self.feature(0, [token]) for token in token_ids.flatten().tolist()], dtype=self.dtype)
+        return rows.reshape(*token_ids.shape, self.hidden_size)
+
+    def partial_logits(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda hidden: self.logits(hidden)[..., ids]
 
 
 def table_model(table: Sequence[Sequence[float]], **options: Any) -> TableTarget:
