@@ -7,6 +7,7 @@
     |   +-- UnsupportedModel   it loads, but decoding it here would not be exact; the layer is named
     |   +-- DoesNotFit         it needs more memory than there is; the arithmetic is in the message
     |   +-- VocabularyMismatch target and drafter do not share a vocabulary
+    +-- TrainingFailed         a training run cannot go on; what was saved is kept
     +-- OutOfBlocks            the KV pool is exhausted (the engine preempts; users see it for one over-long request)
     +-- RequestCancelled       the request was cancelled before it finished
     +-- EngineClosed           the engine was shut down
@@ -51,6 +52,10 @@ class DoesNotFit(ModelError):
 
 class VocabularyMismatch(ModelError):
     """Target and drafter have different tokenizers."""
+
+
+class TrainingFailed(ForerunError):
+    """A training run cannot go on: the message says at which step and why. Its checkpoints are as they were."""
 
 
 class OutOfBlocks(ForerunError):

@@ -100,14 +100,14 @@ def test_rows_are_fed_once_and_none_is_left_out():
         start = len(tokens) - 1
         tokens = [*tokens, *draft.tokens[:accepted], 6]
         drafter.commit([Accepted(1, start, len(tokens) - 1, None)])
-        assert drafter._rows[1] <= len(tokens) - 1
+        assert drafter._tables.rows(1) <= len(tokens) - 1
         for _ in range(plain_tokens):
             tokens = [*tokens, 5]
             drafter.commit([Accepted(1, len(tokens) - 2, len(tokens) - 1, None)])
         drafter.audit()
     drafter.release(1)
     drafter.audit()
-    assert drafter._pool.used == 0
+    assert drafter._tables.used == 0
 
 
 def test_a_long_prompt_is_ingested_in_bounded_passes():

@@ -117,8 +117,7 @@ def test_the_draft_models_rows_are_cut_with_the_targets():
     requests = engine.submit(PROMPTS, GREEDY)
     while engine.step():
         for request in engine.core.admission.running:
-            assert drafter._rows.get(request.id, 0) <= request.rows
+            assert drafter._tables.rows(request.id) <= request.rows
         drafter.audit()
-    assert not drafter._rows
-    assert not drafter._tables
+    assert drafter._tables.used == 0
     assert all(request.finish_reason == "length" for request in requests)

@@ -250,5 +250,5 @@ def test_small_drafter_holds_no_more_than_the_target():
     turns = engine.conversation()
     turns.generate([1, 2, 3] * 9, GREEDY)
     turns.generate([1, 2], GREEDY)
-    assert max(drafter._rows.values()) <= 2 + 12
+    assert max(drafter._tables.lengths.values()) <= 2 + 12
     drafter.audit()

@@ -7,6 +7,7 @@ import pytest
 from engine.conftest import engine_of, same
 from forerun import Sampling
 from forerun.drafters.ngram import Ngram
+from forerun.drafters.small import Small
 from forerun.errors import OptionError, PromptError
 from forerun.target.table import history_model
 
@@ -109,3 +110,21 @@ def test_a_request_chooses_its_own_verify_mode():
         while engine.step():
             pass
         assert all(same(engine.result(requests[mode]), want[mode]) for mode in want)
+
+
+@pytest.mark.parametrize(
+    ("drafters", "speculative", "reason"),
+    [
+        ([], None, "load `ngram`"),
+        ([Small(history_model(7), 7)], None, "load `ngram`"),
+        ([Ngram(), Small(history_model(7), 7)], {"method": "small"}, "leaves out"),
+        ([Ngram()], False, "leaves out"),
+    ],
+)
+def test_a_prediction_that_nothing_reads_is_refused(drafters, speculative, reason):
+    """No option is ignored in silence: without an n-gram drafter, or with it left out, a predicted text is an error."""
+    engine = engine_of(history_model(7), *drafters)
+    with pytest.raises(OptionError, match=reason):
+        engine.generate([[1, 2]], Sampling(max_tokens=2), prediction="abc", speculative=speculative)
+    if drafters and drafters[0].name == "ngram":
+        assert engine.generate([[1, 2]], Sampling(max_tokens=2), prediction="abc")

@@ -11,6 +11,10 @@ DRAFTERS = {
     "vanilla": "forerun.drafters.vanilla:Vanilla",
     "ngram": "forerun.drafters.ngram:Ngram",
     "small": "forerun.drafters.small:Small",
+    "eagle": "forerun.drafters.eagle:Eagle",
+    "eagle3": "forerun.drafters.eagle3:Eagle3",
+    "dflash": "forerun.drafters.dflash:DFlash",
+    "dspark": "forerun.drafters.dspark:DSpark",
 }
 """name -> "module:Class", imported on use."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,7 +79,9 @@ class Drafter(ABC):
     name: ClassVar[str]
     config_keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of `--speculative-config` that `load` reads, beyond those every drafter shares."""
-    default_draft: ClassVar[int] = 4
+    uses_prediction: ClassVar[bool] = False
+    """Whether it drafts from `DraftView.prediction`; where no drafter does, giving one is an error."""
+    default_draft: int = 4
     """K where none is configured."""
     taps: tuple[int, ...] = ()
     """Target hidden states that `commit` needs, h convention, ascending."""
@@ -157,6 +160,50 @@ def is_deterministic(view: DraftView) -> bool:
     return view.sampling.greedy or view.draft_greedily
 
 
+Advance = Callable[[Sequence[int], Sequence[Draft]], tuple["Tensor", list[float]]]
+"""`advance(requests, drafts)`: logits [R, V] over the target's ids of the next slot of these requests, whose drafts so
+far are given, and c_k of each: what is known before that slot's token is drawn, NaN if its law is not finite."""
+
+
+def draft_serially(views: Sequence[DraftView], keep_drafting: KeepDrafting, advance: Advance) -> list[Draft]:
+    """Drafts slot by slot, all requests together, each until it has `k` tokens or is told to stop.
+
+    Whether slot k is drafted depends on c_k, hence on x_<k, never on x_k. The law reported is the tensor drawn from.
+    """
+    drafts = [Draft() for _ in views]
+    laws: list[list[Tensor]] = [[] for _ in views]
+    active = list(range(len(views)))
+    while active:
+        logits, confidences = advance(active, [drafts[i] for i in active])
+        going = []
+        for row, i in enumerate(active):
+            if not math.isfinite(confidences[row]):
+                drafts[i].invalid = True
+            elif keep_drafting(views[i], len(drafts[i].tokens) + 1, confidences[row]):
+                going.append(row)
+        if not going:
+            break
+        mine = [active[row] for row in going]
+        tokens, probs = draw_drafts(logits[going], [views[i] for i in mine], [drafts[i].tokens for i in mine])
+        for row, i in enumerate(mine):
+            if tokens[row] == NOTHING:
+                drafts[i].invalid = True
+                continue
+            drafts[i].tokens.append(tokens[row])
+            drafts[i].confidence.append(confidences[going[row]])
+            laws[i].append(probs[row])
+        active = [i for i in mine if len(drafts[i].tokens) < views[i].k and not drafts[i].invalid]
+    for draft, view, law in zip(drafts, views, laws, strict=True):
+        draft.probs = law_of(view, law)
+    return drafts
+
+
+def top_probability(logits: Tensor) -> list[float]:
+    """[R] largest probability of each row of logits [R, V], before any sampling option; NaN where one is not finite."""
+    wide = logits.float()
+    return (wide.amax(-1) - wide.logsumexp(-1)).exp().tolist()
+
+
 def law_of(view: DraftView, laws: Sequence[Tensor]) -> Tensor | None:
     """[K, V] law to report for drafts made one by one: None for point masses and in coupled mode, which needs none."""
     import torch
@@ -173,7 +220,9 @@ __all__ = [
     "Drafter",
     "KeepDrafting",
     "Proposal",
+    "draft_serially",
     "draw_drafts",
     "is_deterministic",
     "law_of",
+    "top_probability",
 ]

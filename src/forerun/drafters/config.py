@@ -18,7 +18,6 @@ from forerun.sampling import VerifyMode
 
 NOT_BUILT = {
     "suffix": "suffix-tree decoding is not built; use 'ngram'",
-    **dict.fromkeys(("eagle", "eagle3", "dflash", "dspark"), "feature drafters are not part of this version"),
     **dict.fromkeys(("mtp", "medusa", "mlp_speculator"), "this kind of drafter is not supported"),
 }
 """Methods users of other engines ask for by name, and why they are refused."""
@@ -51,7 +50,7 @@ class SpeculativeConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     method: str | None = None
-    """A name of the drafter table or `module:Class`; absent: `small` if `model` is given."""
+    """A name of the drafter table or `module:Class`; absent: what the folder `model` says, else `small`."""
     model: str | None = None
     """The drafter's model: directory, .gguf file, hub id or embedded name."""
     revision: str | None = None
@@ -70,6 +69,8 @@ class SpeculativeConfig(BaseModel):
     prompt_lookup_min: int | None = Field(default=None, ge=1)
     max_model_len: int | None = Field(default=None, ge=1)
     """The drafter's own context limit; K shrinks near it."""
+    allow_target_mismatch: bool | None = None
+    """Use a trained drafter with another target than it was trained for."""
 
     @field_validator("method")
     @classmethod
@@ -111,7 +112,7 @@ class SpeculativeConfig(BaseModel):
     def name(self) -> str:
         if self.method is not None:
             return self.method
-        return "small" if self.model is not None else "vanilla"
+        return "vanilla" if self.model is None else _kind_of(self.model)
 
     def draft_length(self, default: int, batch_size: int) -> int:
         """K before any limit of request, window or drafter, for a batch of that many requests."""
@@ -150,6 +151,15 @@ class SpeculativeConfig(BaseModel):
             key, k = "num_speculative_tokens_per_batch_size", max((k for _, _, k in rows), default=0)
         if drafter.max_draft is not None and k > drafter.max_draft:
             raise OptionError(key, f"{k} is more than {drafter.name!r} can draft ({drafter.max_draft})")
+
+
+def _kind_of(model: str) -> str:
+    """The method of a drafter that `forerun train` wrote, by its config; any other model is a `small` one."""
+    try:
+        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "small"  # no folder of ours; loading it will say what is wrong with it
+    return str(config["method"]) if isinstance(config, dict) and "forerun_format" in config else "small"
 
 
 _SHARED = frozenset(

@@ -24,6 +24,7 @@ class Ngram(Drafter):
 
     name = "ngram"
     config_keys = frozenset({"prompt_lookup_max", "prompt_lookup_min"})
+    uses_prediction = True
     default_draft = 6
 
     def __init__(self, prompt_lookup_max: int | None = None, prompt_lookup_min: int | None = None):

@@ -14,13 +14,12 @@ from forerun.drafters.base import (
     KeepDrafting,
     LoadContext,
     Proposal,
-    draw_drafts,
-    law_of,
+    draft_serially,
+    top_probability,
 )
+from forerun.drafters.tables import Tables
 from forerun.errors import ModelError, OptionError
-from forerun.sampling import NOTHING
 from forerun.target.base import Batch, Segment, Target
-from forerun.target.blocks import BlockPool
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,9 +49,7 @@ class Small(Drafter):
         self.vocab_size = vocab_size
         self.shared_ids = min(model.vocab_size, vocab_size, shared_ids or vocab_size)
         self.window = min(model.window, window or model.window)
-        self._tables: dict[int, list[int]] = {}
-        self._rows: dict[int, int] = {}
-        self._pool = BlockPool(0)
+        self._tables = Tables()
 
     @classmethod
     def load(cls, options: Mapping[str, Any], context: LoadContext) -> Self:
@@ -82,59 +79,31 @@ class Small(Drafter):
 
     def allocate(self, num_blocks: int) -> None:
         self.model.allocate(num_blocks)
-        self._pool = BlockPool(num_blocks)
-        self._tables.clear()
-        self._rows.clear()
+        self._tables = Tables(num_blocks)
 
     def propose(self, views: Sequence[DraftView], keep_drafting: KeepDrafting) -> Proposal:
-        drafts = [Draft() for _ in views]
-        laws: list[list[Tensor]] = [[] for _ in views]
-        active = list(range(len(views)))
-        while active:
-            logits = self._advance([views[i] for i in active], [drafts[i].tokens for i in active])
-            going = []
-            confidences = self._confidence(logits)
-            for row, i in enumerate(active):
-                slot = len(drafts[i].tokens) + 1
-                if not math.isfinite(confidences[row]):
-                    drafts[i].invalid = True
-                elif keep_drafting(views[i], slot, confidences[row]):
-                    going.append(row)
-            if not going:
-                break
-            mine = [active[row] for row in going]
-            tokens, probs = draw_drafts(logits[going], [views[i] for i in mine], [drafts[i].tokens for i in mine])
-            for row, i in enumerate(mine):
-                if tokens[row] == NOTHING:
-                    drafts[i].invalid = True
-                    continue
-                drafts[i].tokens.append(tokens[row])
-                drafts[i].confidence.append(confidences[going[row]])
-                laws[i].append(probs[row])
-            active = [i for i in mine if len(drafts[i].tokens) < views[i].k and not drafts[i].invalid]
-        for draft, view, law in zip(drafts, views, laws, strict=True):
-            draft.probs = law_of(view, law)
-        return drafts
+        def advance(active: Sequence[int], drafts: Sequence[Draft]) -> tuple[Tensor, list[float]]:
+            segments = []
+            for i, draft in zip(active, drafts, strict=True):
+                view = views[i]
+                tokens = draft.tokens[-1:] or view.tokens[self._tables.rows(view.request_id) :]
+                segments.append(self._segment(view.request_id, list(tokens)))
+            logits = self._over_target_ids(self.model.forward(Batch(segments)).logits)
+            return logits, top_probability(logits)
 
-    def _advance(self, views: Sequence[DraftView], drafted: Sequence[Sequence[int]]) -> Tensor:
-        """Feeds each request all tokens that have no row yet; logits [R, V] after the last one, over target ids."""
-        segments = []
-        for view, draft in zip(views, drafted, strict=True):
-            tokens = list(draft[-1:] or view.tokens[self._rows.get(view.request_id, 0) :])
-            segments.append(self._segment(view.request_id, tokens))
-        return self._over_target_ids(self.model.forward(Batch(segments)).logits)
+        return draft_serially(views, keep_drafting, advance)
 
     def _segment(self, request_id: int, tokens: list[int]) -> Segment:
         """The last piece of `tokens`, after a long beginning has been ingested in bounded passes."""
         # A token this model has no row for: any of its own stands for it. That costs acceptance, never the output.
         tokens = [min(token, self.model.vocab_size - 1) for token in tokens]
-        table = self._tables.setdefault(request_id, [])
-        start = self._rows.setdefault(request_id, 0)
-        self._pool.grow(table, start + len(tokens))
+        start = self._tables.rows(request_id)
+        end = start + len(tokens)
+        table = self._tables.reserve(request_id, end)
         while len(tokens) > INGEST_ROWS:
             self.model.forward(Batch([Segment(tokens[:INGEST_ROWS], start, table, 0)]))
             start, tokens = start + INGEST_ROWS, tokens[INGEST_ROWS:]
-        self._rows[request_id] = start + len(tokens)
+        self._tables.extend(request_id, end)
         return Segment(tokens, start, table, 1)
 
     def _over_target_ids(self, logits: Tensor) -> Tensor:
@@ -147,25 +116,13 @@ class Small(Drafter):
         out[:, : self.shared_ids] = logits[:, : self.shared_ids]
         return out
 
-    def _confidence(self, logits: Tensor) -> list[float]:
-        """[R] top probability of the unprocessed draft law, known before the draw; NaN where the law is not finite."""
-        wide = logits.float()
-        top = wide.amax(-1)
-        return (top - wide.logsumexp(-1)).exp().tolist()
-
     def commit(self, accepted: Sequence[Accepted]) -> None:
         for rows in accepted:
-            held = self._rows.get(rows.request_id)
-            if held is not None and held > rows.end:
-                self._rows[rows.request_id] = rows.end
-                self._pool.shrink(self._tables[rows.request_id], rows.end)
+            self._tables.cut(rows.request_id, rows.end)
 
     def release(self, request_id: int) -> None:
-        table = self._tables.pop(request_id, None)
-        if table is not None:
-            self._pool.shrink(table, 0)
-        self._rows.pop(request_id, None)
+        self._tables.release(request_id)
 
     def audit(self) -> None:
         """Asserts that its own pool holds exactly what its tables hold."""
-        self._pool.audit(list(self._tables.values()))
+        self._tables.audit()

@@ -38,6 +38,7 @@ class Intake:
     def __init__(self, target: Target, loaded: Sequence[LoadedDrafter], num_blocks: int, verify_mode: VerifyMode):
         self._target = target
         self._names = [entry.name for entry in loaded]
+        self._predicting = {entry.name for entry in loaded if entry.drafter.uses_prediction}
         self._num_blocks = num_blocks
         self._mode = next((entry.config.verify_mode for entry in loaded if entry.config.verify_mode), verify_mode)
         self._last_id = 0
@@ -67,9 +68,7 @@ class Intake:
         ready = self._resolve(sampling)
         limit = self._limit(ids, ready)
         option, mode = self._speculative(ask.speculative)
-        predicted = self._target.tokenizer.encode(ask.prediction, False) if ask.prediction else ()
-        if predicted and sampling.n > 1:
-            raise OptionError("prediction", "cannot be combined with n > 1")
+        predicted = self._predicted(ask.prediction, option, sampling) if ask.prediction else ()
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         for sample in range(sampling.n):
             yield Request(
@@ -87,6 +86,18 @@ class Intake:
                 prompt_index=index,
                 sample_index=sample,
             )
+
+    def _predicted(self, text: str, option: SpeculativeOption, sampling: Sampling) -> list[int]:
+        """Ids of a predicted text, if something will read them."""
+        if sampling.n > 1:
+            raise OptionError("prediction", "cannot be combined with n > 1")
+        if not self._predicting:
+            raise OptionError("prediction", "no loaded drafter reads it; load `ngram` as well")
+        if option.methods is not None and not self._predicting & set(option.methods):
+            raise OptionError(
+                "prediction", f"only {', '.join(sorted(self._predicting))} reads it, which `speculative` leaves out"
+            )
+        return self._target.tokenizer.encode(text, False)
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         window, vocab = self._target.window, self._target.vocab_size

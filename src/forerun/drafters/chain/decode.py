@@ -1,0 +1,85 @@
+"""Drafting with a chain: K tokens cost the row of the anchor and K - 1 more."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.drafters.base import (
+    Accepted,
+    Draft,
+    DraftView,
+    KeepDrafting,
+    Proposal,
+    draft_serially,
+    top_probability,
+)
+from forerun.drafters.chain.network import ChainNetwork
+from forerun.drafters.chain.rows import ChainRows
+from forerun.drafters.learned import LearnedDrafter
+from forerun.drafters.vocabulary import DraftVocabulary
+from forerun.target.base import Target
+
+
+class ChainDrafter(LearnedDrafter):
+    """A learned drafter whose network is a `ChainNetwork`: all of its decoding.
+
+    A request some of whose rows never came (its state was dropped half-way) is not drafted for.
+    """
+
+    network: ChainNetwork
+
+    def __init__(self, config: Any, network: ChainNetwork, vocabulary: DraftVocabulary, target: Target):
+        super().__init__(config, network, vocabulary, target)
+        self.window = config.transformer_layer_config.max_position_embeddings
+        self._rows = ChainRows(network, self.fuse, target)
+
+    @abstractmethod
+    def fuse(self, features: Tensor) -> Tensor:
+        """Target features [n, m * H] of the taps -> what the network is given, [n, H] in its dtype."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The network's hidden states [..., H] -> logits [..., D] over the draft vocabulary."""
+
+    @property
+    def block_bytes(self) -> int:
+        return self._rows.block_bytes
+
+    def allocate(self, num_blocks: int) -> None:
+        self._rows.allocate(num_blocks)
+
+    @torch.no_grad()
+    def propose(self, views: Sequence[DraftView], keep_drafting: KeepDrafting) -> Proposal:
+        ready = [i for i, view in enumerate(views) if self._rows.complete(view)]
+        mine = [views[i] for i in ready]
+        hidden: dict[int, Tensor] = {}
+
+        def advance(active: Sequence[int], drafts: Sequence[Draft]) -> tuple[Tensor, list[float]]:
+            chosen = [mine[i] for i in active]
+            if hidden:
+                feature = self.network.feedback(torch.stack([hidden[i] for i in active]))
+                rows = self._rows.go_on(chosen, [draft.tokens for draft in drafts], feature)
+            else:
+                rows = self._rows.begin(chosen)
+            hidden.update(zip(active, rows, strict=True))
+            logits = self.vocabulary.to_target(self.logits(rows))
+            return logits, top_probability(logits)
+
+        proposal = [Draft() for _ in views]
+        for i, draft in zip(ready, draft_serially(mine, keep_drafting, advance), strict=True):
+            proposal[i] = draft
+        return proposal
+
+    def commit(self, accepted: Sequence[Accepted]) -> None:
+        self._rows.commit(accepted)
+
+    def release(self, request_id: int) -> None:
+        self._rows.release(request_id)
+
+    def audit(self) -> None:
+        self._rows.audit()

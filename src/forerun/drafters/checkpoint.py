@@ -1,0 +1,213 @@
+"""The folder of a trained drafter: `config.json` and `model.safetensors`, both explicit, read strictly."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from forerun.drafters.base import LoadContext
+from forerun.drafters.learned import DraftConfig, LearnedDrafter
+from forerun.drafters.vocabulary import DraftVocabulary
+from forerun.errors import ModelError, OptionError
+from forerun.target.base import Target
+from forerun.target.fingerprint import Fingerprint, differences, fingerprint
+from forerun.target.hf import HFTarget
+from forerun.target.load import EMBEDDED, find_folder
+from forerun.target.packed import pack_linears
+
+logger = logging.getLogger("forerun")
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MAPS = ("d2t", "t2d")
+Kind = TypeVar("Kind", bound=LearnedDrafter)
+
+
+# -------------------------------------------------------------------------------------------------------------- writing
+
+
+def save_drafter(drafter: LearnedDrafter, folder: Path) -> None:
+    """Writes the folder's two files, each whole or not at all. The weights carry the hash of their config."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = json.dumps(drafter.config.model_dump(mode="json"), indent=2) + "\n"
+    dtype = getattr(torch, drafter.config.dtype)
+    state = stored_names(type(drafter), drafter.network)
+    weights = {name: state[name].detach().to("cpu", dtype).contiguous() for name in sorted(state)}
+    tensors = {**weights, **drafter.vocabulary.tensors()}
+    new = folder / f"{WEIGHTS}.new"
+    save_file(tensors, new, {"format": "pt", "config_sha256": _digest(config)})
+    _replace(new, folder / WEIGHTS)
+    (folder / f"{CONFIG}.new").write_text(config, encoding="utf-8")
+    _replace(folder / f"{CONFIG}.new", folder / CONFIG)
+
+
+def stored_names(kind: type[LearnedDrafter], network: nn.Module) -> dict[str, Tensor]:
+    """The network's state under the names of the checkpoint."""
+    out = {}
+    for name, tensor in network.state_dict().items():
+        for prefix, stored in kind.renamed.items():
+            name = stored + name.removeprefix(prefix) if name.startswith(prefix) else name
+        out[name] = tensor
+    return out
+
+
+def _replace(new: Path, old: Path) -> None:
+    """`new` takes the place of `old` once it is on the disk."""
+    with new.open("rb") as file:
+        os.fsync(file.fileno())
+    new.replace(old)
+
+
+def _digest(config: str) -> str:
+    return hashlib.sha256(config.encode()).hexdigest()
+
+
+def fingerprint_of(target: Target) -> dict[str, str]:
+    """What a drafter remembers of its target; nothing for a target without weights of its own (tables)."""
+    return fingerprint(target).to_dict() if isinstance(target, HFTarget) else {}
+
+
+# -------------------------------------------------------------------------------------------------------------- reading
+
+
+def load_drafter(kind: type[Kind], options: Mapping[str, Any], context: LoadContext) -> Kind:
+    """See `LearnedDrafter.load`."""
+    folder = _folder(kind, options, context)
+    config, text = _read_config(kind, folder)
+    _check_target(config, context.target, bool(options.get("allow_target_mismatch")))
+    tensors = _read_tensors(folder, text)
+    drafter = kind(config, kind.network_of(config), _vocabulary(config, tensors, folder), context.target)
+    fill(drafter, {k: v for k, v in tensors.items() if k not in MAPS}, str(folder))
+    limit = options.get("max_model_len")
+    if limit is not None:
+        drafter.window = min(limit, drafter.window or limit)
+    return _frozen(drafter, context.target.dtype, context.target.device)
+
+
+def _folder(kind: type[LearnedDrafter], options: Mapping[str, Any], context: LoadContext) -> Path:
+    source, embedded = options.get("model"), f"embedded-{kind.name}"
+    if source is None and context.target.name == "embedded" and embedded in EMBEDDED:
+        source = embedded
+    if source is None:
+        raise OptionError("model", f"the drafter `{kind.name}` needs its folder: what `forerun train` wrote to --out")
+    try:
+        return find_folder(str(source), options.get("revision"))
+    except ModelError as error:
+        raise type(error)(str(error).replace("--target: ", "--drafter: ", 1)) from error
+
+
+def _read_config(kind: type[LearnedDrafter], folder: Path) -> tuple[DraftConfig, str]:
+    try:
+        text = (folder / CONFIG).read_text(encoding="utf-8")
+        content = json.loads(text)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"--drafter: {folder / CONFIG} cannot be read: {error}") from error
+    if not isinstance(content, dict) or "forerun_format" not in content:
+        raise ModelError(f"--drafter: {folder} is no drafter trained by forerun (no `forerun_format` in {CONFIG})")
+    if content.get("method") != kind.name:
+        raise ModelError(f"--drafter: {folder} holds a {content.get('method')!r} drafter, not {kind.name!r}")
+    try:
+        return kind.config_class(**content), text
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ModelError(f"--drafter: {folder / CONFIG}: {where}: {first['msg'].lower()}") from None
+
+
+def _check_target(config: DraftConfig, target: Target, allowed: bool) -> None:
+    """The drafter's own record of its target against the one it is loaded for."""
+    measures = {"target_hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
+    wrong = [
+        f"{name} {getattr(config, name)} != {mine}" for name, mine in measures.items() if getattr(config, name) != mine
+    ]
+    if wrong or config.aux_hidden_state_layer_ids[-1] > target.num_layers:
+        raise ModelError(f"--drafter: it was trained for {config.target_name}, another model: {', '.join(wrong)}")
+    if not (isinstance(target, HFTarget) and config.target_fingerprint):
+        return
+    made_for, found = Fingerprint.from_dict(config.target_fingerprint), fingerprint(target)
+    parts = differences(made_for, found)
+    if parts:
+        message = f"it was trained for {config.target_name}; this target differs in {', '.join(parts)}"
+        if not allowed:
+            raise ModelError(f"--drafter: {message}; allow_target_mismatch loads it anyway")
+        logger.warning("%s", message)
+    if made_for.dtype != found.dtype:
+        logger.warning("the drafter was trained on features in %s; this target runs in %s", made_for.dtype, found.dtype)
+
+
+def _read_tensors(folder: Path, config_text: str) -> dict[str, Tensor]:
+    path = folder / WEIGHTS
+    try:
+        with safe_open(path, "pt") as file:
+            written_for = (file.metadata() or {}).get("config_sha256")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"--drafter: {path} cannot be read: {error}") from error
+    if written_for is not None and written_for != _digest(config_text):
+        raise ModelError(f"--drafter: {path} was written with another {CONFIG} than the one beside it")
+    return tensors
+
+
+def _vocabulary(config: DraftConfig, tensors: Mapping[str, Tensor], folder: Path) -> DraftVocabulary:
+    present = [name for name in MAPS if name in tensors]
+    pruned = config.draft_vocab_size != config.vocab_size
+    if len(present) != (2 if pruned else 0):
+        want = "needs d2t and t2d" if pruned else "must have neither d2t nor t2d"
+        raise ModelError(
+            f"--drafter: {folder} keeps {config.draft_vocab_size} of {config.vocab_size} ids, so it {want}; "
+            f"it has {', '.join(present) or 'none'}"
+        )
+    if not pruned:
+        return DraftVocabulary(config.vocab_size)
+    vocabulary = DraftVocabulary.of_offsets(config.vocab_size, tensors["d2t"])
+    if vocabulary.draft_size != config.draft_vocab_size or not torch.equal(vocabulary.tensors()["t2d"], tensors["t2d"]):
+        raise ModelError(f"--drafter: d2t and t2d of {folder} do not describe the same {config.draft_vocab_size} ids")
+    return vocabulary
+
+
+def fill(drafter: LearnedDrafter, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Gives the network its weights. ModelError: a tensor is missing, left over, of another shape, or not finite."""
+    own = stored_names(type(drafter), drafter.network)  # views of the parameters
+    expected = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    problems = [
+        *(f"{name} is missing" for name in expected.keys() - found.keys()),
+        *(f"{name} is left over" for name in found.keys() - expected.keys()),
+        *(f"{n} is {found[n]}, not {expected[n]}" for n in expected.keys() & found.keys() if found[n] != expected[n]),
+        *(f"{name} is not finite" for name, tensor in tensors.items() if not tensor.float().isfinite().all()),
+    ]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ModelError(f"--drafter: the weights of {where} do not fit: {', '.join(sorted(problems)[:3])}{more}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+# ------------------------------------------------------------------------------------------------------------- decoding
+
+
+def decoding_copy(drafter: Kind, dtype: torch.dtype) -> Kind:
+    """See `LearnedDrafter.for_decoding`."""
+    network = copy.deepcopy(drafter.network)
+    saved = getattr(torch, drafter.config.dtype)  # rounded as saving rounds it
+    twin = type(drafter)(drafter.config, network.to(saved), drafter.vocabulary, drafter.target)
+    twin.window = drafter.window
+    return _frozen(twin, dtype, drafter.target.device)
+
+
+def _frozen(drafter: Kind, dtype: torch.dtype, device: torch.device) -> Kind:
+    drafter.network.to(device, dtype).eval().requires_grad_(False)
+    pack_linears(drafter.network)
+    return drafter

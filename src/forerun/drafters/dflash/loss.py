@@ -1,0 +1,116 @@
+"""Training a block drafter: all blocks of a batch in one pass, then its law against the target's, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.drafters.dflash.blocks import Blocks, block_mixer, draw_anchors, position_weights, taught
+from forerun.drafters.dflash.config import BlockConfig, BlockSettings
+from forerun.drafters.dflash.network import Backbone
+from forerun.drafters.learned import Exercise, LearnedDrafter, TrainingBatch, wide
+from forerun.drafters.losses import RowLosses, chunk_rows, compare, in_chunks
+
+
+def exercise(
+    batch: TrainingBatch, config: BlockConfig, settings: BlockSettings, generator: torch.Generator
+) -> Exercise:
+    """Anchors for a batch, and the weight of what they teach."""
+    anchors = draw_anchors(batch, settings.anchors, generator)
+    device = batch.tokens.device
+    blocks = Blocks([own.to(device) for own in anchors], batch.starts, config.block_size)
+    weights = position_weights(taught(batch, blocks, config.max_draft), settings.decay_gamma)
+    return Exercise(float(weights.sum()), {"blocks": blocks, "weights": weights})
+
+
+def hidden_states(
+    backbone: Backbone, batch: TrainingBatch, blocks: Blocks, config: BlockConfig, embed: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """[B, K, d]: the hidden state, after the final norm, that predicts token s + k of every block."""
+    slots = torch.full((len(blocks.rows), blocks.size), config.mask_token_id, device=batch.tokens.device)
+    slots[:, 0] = batch.tokens[blocks.rows]
+    dtype = backbone.hidden_norm.weight.dtype
+    context = backbone.fuse(batch.features)  # [T, d]
+    mix = block_mixer(
+        blocks, context, backbone.rotary(batch.positions, dtype), backbone.rotary(blocks.positions, dtype)
+    )
+    hidden: Tensor = backbone(embed(slots.flatten()).to(dtype), mix)
+    return hidden.reshape(len(blocks.rows), blocks.size, -1)[:, config.first_slot :]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The taught positions of a batch, flat: N of them."""
+
+    hidden: Tensor
+    """[N, d]"""
+    teacher: Tensor
+    """[N] packed row whose next token is predicted: s + k - 1."""
+    labels: Tensor
+    """[N] target ids of the text."""
+    weights: Tensor
+    """[N]"""
+    positions: Tensor
+    """[N] k, from 1."""
+
+    @classmethod
+    def of(cls, hidden: Tensor, batch: TrainingBatch, blocks: Blocks, weights: Tensor) -> Rows:
+        """From hidden states [B, K, d] and weights [B, K]."""
+        block, slot = weights.nonzero(as_tuple=True)
+        teacher = blocks.rows[block] + slot
+        return cls(hidden[block, slot], teacher, batch.tokens[teacher + 1], weights[block, slot], slot + 1)
+
+
+def row_losses(
+    drafter: LearnedDrafter,
+    batch: TrainingBatch,
+    rows: Rows,
+    settings: BlockSettings,
+    correction: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None,
+) -> RowLosses:
+    """Losses [N] of the taught rows.
+
+    Args:
+        drafter: gives head, teacher and vocabulary.
+        batch: the sequences.
+        rows: what is taught.
+        settings: of the loss.
+        correction: latent [N, r] and its function [n, r] -> [n, D], added to the logits (DSpark's Markov bias).
+    """
+    latent = rows.hidden.new_zeros(len(rows.hidden), 0) if correction is None else correction[0]
+
+    def losses(hidden: Tensor, latent: Tensor, teacher: Tensor, labels: Tensor) -> RowLosses:
+        logits = wide(drafter.target_head(hidden))
+        if correction is not None:
+            logits = logits + wide(correction[1](latent))
+        known = None if batch.log_normalizer is None else batch.log_normalizer[teacher]
+        target_probs = drafter.target_probs(batch.last[teacher], known)
+        return compare(logits, target_probs, drafter.vocabulary.to_draft(labels), settings.teacher_top)
+
+    size = chunk_rows(drafter.target.vocab_size)
+    return in_chunks(losses, size, rows.hidden, latent, rows.teacher, rows.labels)
+
+
+def objective(losses: RowLosses, settings: BlockSettings, progress: float) -> Tensor:
+    """[N] what each row adds to the objective, before its position's weight (DSpark eq. 9 to 12)."""
+    ce_weight, l1_weight = settings.ce_weight, settings.l1_weight
+    if progress < settings.ce_first:
+        ce_weight, l1_weight = ce_weight + l1_weight, 0.0
+    ce = losses.soft_ce if settings.ce == "soft" else losses.ce
+    return ce_weight * ce + l1_weight * losses.l1
+
+
+def metrics_of(rows: Rows, losses: RowLosses, length: int) -> dict[str, tuple[float, float]]:
+    """Sums and weights: cross entropy and l1 weighted as they are taught, acceptance by position plain."""
+    total = float(rows.weights.sum())
+    out = {
+        name: (float((rows.weights * column.detach()).sum()), total)
+        for name, column in (("ce", losses.ce), ("soft_ce", losses.soft_ce), ("l1", losses.l1))
+    }
+    for k in range(1, length + 1):
+        own = losses.acceptance[rows.positions == k]
+        out[f"teacher_forced_acceptance@{k}"] = (float(own.sum()), float(len(own)))
+    return out

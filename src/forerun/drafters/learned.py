@@ -1,0 +1,295 @@
+"""Drafters that are trained: what they are to the trainer, beside what every `Drafter` is to the engine.
+
+A learned drafter is one object for both: it is designed for a target (or loaded for it), computes its losses on packed
+batches, and drafts with the very same network. The trainer, the evaluation and the engine know this file, never a
+drafter's own.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from forerun.drafters.base import Drafter, LoadContext
+from forerun.errors import OptionError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from forerun.drafters.vocabulary import DraftVocabulary
+    from forerun.target.base import Target
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """Sequences packed one behind the other, without padding, with what the target computed for them."""
+
+    tokens: Tensor
+    """[T] int64."""
+    lengths: Sequence[int]
+    """Tokens of each sequence; they sum to T."""
+    loss_mask: Tensor
+    """[T] bool: the target wrote this token, so a drafter may learn to predict it."""
+    features: Tensor
+    """[T, m * H], the drafter's taps in ascending h, as `target.forward` gives them."""
+    last: Tensor
+    """[T, H], hidden state h = n, before the final norm: the teacher's law at row t is that of token t + 1."""
+    log_normalizer: Tensor | None = None
+    """[T] log-sum-exp of the teacher's logits, where it is known: a pruned vocabulary then needs no full head."""
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Packed row at which each sequence begins."""
+        out, at = [], 0
+        for length in self.lengths:
+            out.append(at)
+            at += length
+        return out
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """[T] position of each row within its sequence."""
+        import torch
+
+        return torch.cat([torch.arange(length, device=self.tokens.device) for length in self.lengths])
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """What is drawn for one batch before anything is computed: anchors, noise. Its weight is known beforehand, so that
+    a step is divided by the weight of all its micro-batches, on all devices, and does not depend on how it is split."""
+
+    weight: float
+    drawn: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """One micro-batch: the objective, not yet divided by the weight of the step, and what is worth writing down."""
+
+    total: Tensor
+    """Scalar with a graph: a weighted sum over rows."""
+    metrics: Mapping[str, tuple[float, float]]
+    """name -> (sum, weight); their quotient, over any number of micro-batches, is the metric. `name@k` for position k.
+    Reserved: `teacher_forced_acceptance@k`, which evaluation prints by position."""
+
+
+class DraftSettings(BaseModel):
+    """How a drafter is built and taught: the options of `forerun train KIND` that belong to the kind.
+
+    Every kind adds its own. Descriptions are shown by `forerun train KIND --help`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    layers: int | None = Field(default=None, ge=1, description="Decoder layers of the drafter; default: by kind.")
+    taps: tuple[int, ...] | None = Field(
+        default=None, description="Target hidden states it reads (h: 0 is the embedding); default: spread by kind."
+    )
+    intermediate_size: int | None = Field(default=None, ge=1, description="FFN width; default: the target's.")
+    draft_vocab_size: int | None = Field(
+        default=None, ge=1, description="Keep only so many ids, the most frequent in the training data."
+    )
+    init: Literal["target", "random"] = Field(
+        default="target", description="Start from the target's last layers, or from random weights."
+    )
+
+
+class DraftConfig(BaseModel):
+    """The `config.json` of a trained drafter: every convention is written, nothing has a default.
+
+    Names are those of the speculators format where it has them (formats, 3 to 5).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    forerun_format: Literal[1]
+    method: str
+    target_name: str
+    target_fingerprint: dict[str, str]
+    """`Fingerprint.to_dict()`: config, weights, tokenizer, chat template, dtype, each by itself."""
+    target_hidden_size: int
+    target_num_layers: int
+    vocab_size: int
+    """V, the columns of the target's logits."""
+    draft_vocab_size: int
+    """D; equal to vocab_size if every id is kept."""
+    layer_id_convention: Literal["h"]
+    aux_hidden_state_layer_ids: tuple[int, ...]
+    """Taps, ascending."""
+    training_length: int
+    """Tokens of the longest sequence trained on."""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"]
+
+
+class LearnedDrafter(Drafter):
+    """A drafter with a network of its own that reads the target's features.
+
+    Args:
+        config: what `config.json` says.
+        network: its weights; the names of its parameters are those of the checkpoint. The target's embedding and head
+            are used in place and no part of it.
+        vocabulary: the target ids it can propose.
+        target: gives features, embedding, final norm and head.
+    """
+
+    settings_class: ClassVar[type[DraftSettings]]
+    config_class: ClassVar[type[DraftConfig]]
+    config_keys = frozenset({"model", "revision", "allow_target_mismatch", "max_model_len"})
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Prefixes of the network's parameter names -> what stands for them in the checkpoint."""
+
+    def __init__(self, config: DraftConfig, network: nn.Module, vocabulary: DraftVocabulary, target: Target):
+        self.config = config
+        self.network = network
+        self.vocabulary = vocabulary
+        self.target = target
+        self.taps = config.aux_hidden_state_layer_ids
+        self.settings: Any = self.settings_class()
+        """Of its training; the defaults where it was loaded."""
+
+    @classmethod
+    @abstractmethod
+    def design(cls, target: Target, settings: Any, plan: DesignPlan) -> Self:
+        """A new drafter for a target, with its starting weights in float32; `settings` are of `settings_class`.
+
+        Raises:
+            OptionError: a setting that does not fit the target (taps out of range, a vocabulary larger than V).
+        """
+
+    @classmethod
+    @abstractmethod
+    def network_of(cls, config: Any) -> nn.Module:
+        """The network that a config describes, with any weights."""
+
+    @classmethod
+    def load(cls, options: Mapping[str, Any], context: LoadContext) -> Self:
+        """From a folder written by `save`, frozen, in the dtype and on the device of the context.
+
+        Raises:
+            OptionError: no folder given. ModelError: it is no drafter of this kind, is incomplete, or was trained for
+            another target (the difference is named; `allow_target_mismatch` loads it anyway).
+        """
+        from forerun.drafters.checkpoint import load_drafter
+
+        return load_drafter(cls, options, context)
+
+    def save(self, folder: Path) -> None:
+        """Writes `config.json` and `model.safetensors`; other files in the folder are kept."""
+        from forerun.drafters.checkpoint import save_drafter
+
+        save_drafter(self, folder)
+
+    def for_decoding(self, dtype: torch.dtype) -> Self:
+        """A frozen copy in another dtype, as it decodes after saving and loading; the original goes on training."""
+        from forerun.drafters.checkpoint import decoding_copy
+
+        return decoding_copy(self, dtype)
+
+    # -------------------------------------------------------------------------------------------------------- training
+
+    @abstractmethod
+    def prepare(self, batch: TrainingBatch, generator: torch.Generator) -> Exercise:
+        """Draws what this step trains on, one sequence after the other.
+
+        Depends on the (CPU) generator and on tokens, lengths, marks and shapes of the batch, not on the values of its
+        features: it is called before the target has run. A step's micro-batches share one generator, so what is drawn
+        for a sequence is the same however the step is cut.
+        """
+
+    @abstractmethod
+    def losses(self, batch: TrainingBatch, exercise: Exercise, progress: float) -> Losses:
+        """The objective on a micro-batch.
+
+        Args:
+            batch: packed sequences with features of `taps`.
+            exercise: what `prepare` drew for it.
+            progress: share of the training that is done, 0 .. 1, for loss schedules.
+        """
+
+    def target_probs(self, last: Tensor, log_normalizer: Tensor | None = None) -> Tensor:
+        """The target's law [n, D] at the ids of the draft vocabulary, not renormalised, at temperature 1.
+
+        Args:
+            last: [n, H] hidden state before the final norm; its row speaks of the next token.
+            log_normalizer: [n], if known; otherwise a pruned vocabulary costs a full head.
+        """
+        import torch
+
+        with torch.no_grad():
+            normed = self.target.final_norm(last.to(self.target.dtype))
+            kept = self.vocabulary.kept
+            if kept is None:
+                return torch.softmax(wide(self.target.logits(normed)), -1)
+            if log_normalizer is None:
+                logits = wide(self.target.logits(normed))
+                return (logits[:, kept] - logits.logsumexp(-1, keepdim=True)).exp()
+            return (wide(self._partial(normed)) - log_normalizer[:, None]).exp()
+
+    def target_head(self, normed: Tensor) -> Tensor:
+        """The target's own head on normed vectors [..., H], at the ids of the draft vocabulary: [..., D]."""
+        normed = normed.to(self.target.dtype)
+        return self.target.logits(normed) if self.vocabulary.kept is None else self._partial(normed)
+
+    @cached_property
+    def _partial(self) -> Callable[[Tensor], Tensor]:
+        assert self.vocabulary.kept is not None
+        return self.target.partial_logits(self.vocabulary.kept)
+
+
+def wide(x: Tensor) -> Tensor:
+    """In at least float32."""
+    import torch
+
+    return x if x.dtype == torch.float64 else x.float()
+
+
+@dataclass(frozen=True)
+class DesignPlan:
+    """What the trainer knows and a design needs."""
+
+    training_length: int
+    """Tokens of the longest sequence."""
+    token_counts: Tensor
+    """[V] how often each id occurs under the loss mask: the ids to keep when the vocabulary is pruned."""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"]
+    """Of the saved weights."""
+    seed: int
+
+
+def config_fields(target: Target, settings: DraftSettings, plan: DesignPlan, taps: Sequence[int]) -> dict[str, Any]:
+    """The fields of `DraftConfig` that every kind fills alike (not `method`). OptionError if the taps do not fit."""
+    from forerun.drafters.checkpoint import fingerprint_of
+
+    return {
+        "forerun_format": 1,
+        "target_name": target.name,
+        "target_fingerprint": fingerprint_of(target),
+        "target_hidden_size": target.hidden_size,
+        "target_num_layers": target.num_layers,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": settings.draft_vocab_size or target.vocab_size,
+        "layer_id_convention": "h",
+        "aux_hidden_state_layer_ids": check_taps(taps, target),
+        "training_length": plan.training_length,
+        "dtype": plan.dtype,
+    }
+
+
+def check_taps(taps: Sequence[int], target: Target) -> tuple[int, ...]:
+    """Taps as a tuple. OptionError if they do not ascend strictly within 1 .. n."""
+    if not taps or list(taps) != sorted(set(taps)) or taps[0] < 1 or taps[-1] > target.num_layers:
+        raise OptionError(
+            "taps", f"must ascend strictly within 1 .. {target.num_layers} for this target, got {list(taps)}"
+        )
+    return tuple(taps)

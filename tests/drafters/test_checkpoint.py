@@ -1,0 +1,177 @@
+"""The folder of a trained drafter: complete, explicit, for one target, or refused with the reason."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from drafters.kinds import SETTINGS, drafting, learned
+from drafters.learning import always, give, texts, tiny_target, view_of
+from forerun.drafters.base import LoadContext
+from forerun.drafters.config import parse_config
+from forerun.errors import ModelError, OptionError
+
+KINDS = [name for name in SETTINGS if "rnn" not in name]
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target()
+
+
+def _load(folder, target, **keys):
+    return parse_config({"model": str(folder), **keys}).build(LoadContext(target))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_saved_drafter_drafts_as_the_one_in_training(name, target, tmp_path):
+    """Save, load by the folder alone (its kind is in it): same drafts and confidences as the trained one's own copy."""
+    drafter = learned(name, target, **({"draft_vocab_size": 60} if "pruned" in name else {}))
+    drafter.save(tmp_path)
+    loaded, own = _load(tmp_path, target), drafter.for_decoding(target.dtype)
+    [text] = texts([25])
+    drafts = []
+    for one in (loaded, own):
+        one.allocate(8)
+        give(one, text, 0, 24)
+        drafts += one.propose([view_of(text, 3)], always)
+    assert type(loaded) is type(drafter)
+    assert drafts[0].tokens == drafts[1].tokens
+    assert drafts[0].confidence == drafts[1].confidence
+    assert loaded.config == drafter.config
+
+
+def test_every_field_of_the_config_is_needed(target, tmp_path):
+    """CK-3, TS-4: conventions are written, none has a default; one that is missing, or one more, is an error.
+
+    https://github.com/vllm-project/speculators/issues/753
+    """
+    learned("dspark", target).save(tmp_path)
+    file = tmp_path / "config.json"
+    whole = json.loads(file.read_text())
+    for name in whole:
+        if name in ("method", "forerun_format"):
+            continue  # then it is no drafter of ours at all
+        file.write_text(json.dumps({k: v for k, v in whole.items() if k != name}))
+        with pytest.raises(ModelError, match=name):
+            _load(tmp_path, target, method="dspark")
+    file.write_text(json.dumps({**whole, "surprise": 1}))
+    with pytest.raises(ModelError, match="surprise"):
+        _load(tmp_path, target)
+
+
+def test_a_wrong_set_of_tensors_is_refused_by_name(target, tmp_path):
+    """CK-3: missing, left over, misshapen and non-finite tensors.
+
+    https://github.com/vllm-project/vllm/issues/54526
+    """
+    learned("dspark", target).save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    whole = load_file(path)
+    broken = {
+        "fc.weight is missing": {k: v for k, v in whole.items() if k != "fc.weight"},
+        "extra.weight is left over": {**whole, "extra.weight": torch.zeros(1)},
+        "norm.weight is": {**whole, "norm.weight": torch.zeros(3)},
+        "fc.weight is not finite": {**whole, "fc.weight": torch.full_like(whole["fc.weight"], torch.nan)},
+    }
+    for message, tensors in broken.items():
+        save_file(tensors, path)
+        with pytest.raises(ModelError, match=message):
+            _load(tmp_path, target)
+
+
+def test_ck_1_a_pruned_vocabulary_without_its_map_is_refused(target, tmp_path):
+    """CK-1: D != V without d2t, and maps that contradict each other.
+
+    https://github.com/SafeAILab/EAGLE/issues/222
+    """
+    learned("dspark-pruned", target).save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    whole = load_file(path)
+    save_file({k: v for k, v in whole.items() if k != "d2t"}, path)
+    with pytest.raises(ModelError, match="d2t"):
+        _load(tmp_path, target)
+    save_file({**whole, "t2d": ~whole["t2d"]}, path)
+    with pytest.raises(ModelError, match="t2d"):
+        _load(tmp_path, target)
+
+
+def test_weights_of_another_config_are_refused(target, tmp_path):
+    """A crash between the two files, or a hand-edited config, shows."""
+    learned("dspark", target).save(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text().replace('"training_length": 64', '"training_length": 65'))
+    with pytest.raises(ModelError, match=r"another config\.json"):
+        _load(tmp_path, target)
+
+
+def test_ts_2_another_target_is_refused_with_the_difference(target, tmp_path, caplog):
+    """TS-2: other weights under the same config; the difference is named, and can be overruled.
+
+    https://github.com/vllm-project/speculators/issues/705
+    """
+    learned("dspark", target).save(tmp_path)
+    other = tiny_target(seed=5)
+    with pytest.raises(ModelError, match="differs in weights; allow_target_mismatch"):
+        _load(tmp_path, other)
+    with caplog.at_level(logging.WARNING, "forerun"):
+        assert _load(tmp_path, other, allow_target_mismatch=True).max_draft == 4
+    assert "differs in weights" in caplog.text
+
+
+def test_another_dtype_only_warns(target, tmp_path, caplog):
+    """TS-2: features in another precision are nearly the same."""
+    learned("dspark", target).save(tmp_path)
+    with caplog.at_level(logging.WARNING, "forerun"):
+        _load(tmp_path, tiny_target(dtype=torch.bfloat16))
+    assert "float32" in caplog.text
+    assert "bfloat16" in caplog.text
+
+
+def test_ts_8_a_shorter_context_of_its_own_only_lowers_k(target, tmp_path):
+    """TS-8: max_model_len of the drafter, below the target's window.
+
+    https://github.com/vllm-project/vllm/issues/48894
+    """
+    learned("dspark", target).save(tmp_path)
+    assert _load(tmp_path, target, max_model_len=20).window == 20
+
+
+def test_ts_4_more_drafts_than_the_block_has_are_refused(target, tmp_path):
+    """TS-4: K follows from block size and convention."""
+    learned("dflash", target).save(tmp_path)
+    with pytest.raises(OptionError, match="num_speculative_tokens"):
+        _load(tmp_path, target, num_speculative_tokens=5)
+    assert _load(tmp_path, target, num_speculative_tokens=4).max_draft == 4
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_one_sample_learned_by_heart_is_accepted_whole(name, tmp_path):
+    """TS-7: train on one text, save, load, decode: every round accepts all its drafts.
+
+    https://github.com/sgl-project/SpecForge/issues/455
+    """
+    from drafters.overfit import learned_by_heart
+
+    done, k = learned_by_heart(name, tmp_path)
+    stats = done.stats
+    assert stats.acceptance_by_position == [1.0] * k
+    assert stats.mean_accepted_length == k + 1
+
+
+def test_a_folder_of_another_kind_or_of_none_is_named(target, tmp_path):
+    """The messages for a folder that is no drafter, or another kind than was asked for."""
+    learned("dspark", target).save(tmp_path / "one")
+    with pytest.raises(ModelError, match="'dspark' drafter, not 'dflash'"):
+        _load(tmp_path / "one", target, method="dflash")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(ModelError, match="no drafter trained by forerun"):
+        _load(tmp_path / "two", target, method="dspark")
+    with pytest.raises(OptionError, match="forerun train"):
+        parse_config("dspark").build(LoadContext(target))
+    assert drafting("dspark", target).max_draft == 4
