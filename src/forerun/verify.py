@@ -89,10 +89,10 @@ def reject(
 
     def subtract(law: Tensor, requests: list[int], slots: list[int]) -> None:
         if draft_probs is None:
-            law[requests, draft_tokens[requests, slots]] = 0
+            law[range(len(law)), draft_tokens[requests, slots]] = 0
         else:
             laws = draft_probs[requests, slots].to(law)
-            law[requests] -= laws / _mass(laws)[:, None]
+            law -= laws / _mass(laws)[:, None]
 
     return _reject(block, chosen, subtract, uniforms[:, :-1][verified], uniforms[:, -1])
 
@@ -135,12 +135,12 @@ def reject_packed(drafts: Proposal, target_probs: Tensor, accept_uniforms: Tenso
     block = _packed(drafts, target_probs)
 
     def subtract(law: Tensor, requests: list[int], slots: list[int]) -> None:
-        for r, k in zip(requests, slots, strict=True):
+        for row, r, k in zip(law, requests, slots, strict=True):
             probs = drafts[r].probs
             if probs is None:
-                law[r, drafts[r].tokens[k]] = 0
+                row[drafts[r].tokens[k]] = 0
             else:
-                law[r] -= probs[k].to(law) / _mass(probs[k])
+                row -= probs[k].to(law) / _mass(probs[k])
 
     return _reject(block, _chosen(drafts, block), subtract, accept_uniforms, final_uniforms)
 
@@ -153,8 +153,8 @@ def couple_packed(drafts: Proposal, target_probs: Tensor, gumbel: Tensor) -> Ver
 # --------------------------------------------------------------------------------------------------------- the rules
 
 Subtract = Callable[["Tensor", list[int], list[int]], None]
-"""`subtract(law [R, V], requests, slots)`: takes a draft's law at its slot off the rows of these requests, in place.
-For a point mass it may write 0 at the token: the difference is negative there and p elsewhere."""
+"""`subtract(law [n, V], requests, slots)`: takes each request's draft law at its slot off its row, in place. For a
+point mass it may write 0 at the token: the difference is negative there and p elsewhere."""
 
 
 class _Block(NamedTuple):
@@ -174,8 +174,8 @@ class _Block(NamedTuple):
         return [first + k for first, count in zip(self.first, self.counts, strict=True) for k in range(count)]
 
     def take(self, rows: list[int]) -> Tensor:
-        """Laws at these rows, in float64."""
-        return self.target_probs[rows].double()
+        """Laws [n, V] at these rows; the tensor itself where that is all of them, as in plain decoding."""
+        return self.target_probs if rows == list(range(len(self.target_probs))) else self.target_probs[rows]
 
 
 def _reject(
@@ -186,24 +186,35 @@ def _reject(
     A float32 softmax sums to 1 only within 1e-7. Were its values taken as they are, drafts would be drawn from one law
     and divided by another, and plain decoding would have a third.
     """
-    mass = _mass(block.target_probs)
-    accepted = _count_accepted(block.counts, _tests(block, mass, draft_prob, accept_uniforms))
+    accepted = _count_accepted(block.counts, _tests(block, draft_prob, accept_uniforms))
     last = [first + a for first, a in zip(block.first, accepted, strict=True)]
-    law = block.take(last) / mass[last, None]  # [R, V] float64
     rejected = [r for r, a in enumerate(accepted) if a < block.counts[r]]
+    whole = [r for r, a in enumerate(accepted) if a == block.counts[r]]  # nothing rejected: the target's own law
+    next_token = block.ids.new_empty(len(accepted))
+    if whole:
+        next_token[whole] = draw(block.take([last[r] for r in whole]), final_uniforms[whole])
     if rejected:
-        subtract(law, rejected, [accepted[r] for r in rejected])
-        law.clamp_min_(0)
-        # p = q up to rounding: a rejection then had probability ~ 0 and any law will do, so take the target's. The same
-        # after a draft law that was NaN.
-        empty = [r for r, mass in enumerate(law.sum(-1).tolist()) if not mass > 0]
-        if empty:
-            law[empty] = block.take([last[r] for r in empty])
-    next_token = draw(law, final_uniforms)
+        slots = [accepted[r] for r in rejected]
+        law = _residual(block, [last[r] for r in rejected], lambda law: subtract(law, rejected, slots))
+        next_token[rejected] = draw(law, final_uniforms[rejected])
     return Verdict(next_token.new_tensor(accepted), next_token)
 
 
-def _tests(block: _Block, mass: Tensor, draft_prob: Tensor | None, uniforms: Tensor) -> list[bool]:
+def _residual(block: _Block, rows: list[int], subtract: Callable[[Tensor], None]) -> Tensor:
+    """max(p - q, 0) [n, V] in float64 at these rows, not renormalised: `draw` divides its sum out."""
+    laws = block.take(rows).double()
+    law = laws / _mass(laws)[:, None]
+    subtract(law)
+    law.clamp_min_(0)
+    # p = q up to rounding: a rejection then had probability ~ 0 and any law will do, so take the target's. The same
+    # after a draft law that was NaN.
+    empty = [i for i, mass in enumerate(law.sum(-1).tolist()) if not mass > 0]
+    if empty:
+        law[empty] = laws[empty]
+    return law
+
+
+def _tests(block: _Block, draft_prob: Tensor | None, uniforms: Tensor) -> list[bool]:
     """For each draft token, whether it would be accepted were all before it.
 
     u < p / q is tested as u * q < p: nothing to clamp, and a token of p = 0 is refused even at u = 0.
@@ -213,7 +224,8 @@ def _tests(block: _Block, mass: Tensor, draft_prob: Tensor | None, uniforms: Ten
     rows = block.rows()
     if not rows:
         return []
-    target = _shares(block.target_probs, mass, (torch.tensor(rows, device=mass.device),), block.ids)  # [sum(l)]
+    laws = block.target_probs
+    target = _shares(laws, _mass(laws), (torch.tensor(rows, device=laws.device),), block.ids)  # [sum(l)]
     level = uniforms.to(target)
     passed: list[bool] = ((level if draft_prob is None else level * draft_prob) < target).tolist()
     return passed
