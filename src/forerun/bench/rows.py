@@ -11,6 +11,7 @@ from typing import Any
 
 from forerun.bench.measurement import Cell, Row
 from forerun.errors import OptionError
+from forerun.journal import Journal, whole_lines
 
 
 def key_of(made_with: Mapping[str, Any], prompts: Sequence[Sequence[int]], options: Mapping[str, Any]) -> str:
@@ -51,48 +52,42 @@ class RowFile:
         """Takes over the rows of a file with this key."""
         if not self.path.exists() or not self.path.stat().st_size:
             return False
-        whole = self.path.read_bytes()
-        end = whole.rfind(b"\n") + 1
-        header, *rows = self._parsed(whole[:end].decode("utf-8", "replace").splitlines())
+        header, *rows = self._parsed(list(whole_lines(self.path)))
         if header.get("key") != key:
             old = self.path.with_name(f"{self.path.name}.old")
             os.replace(self.path, old)
             self.note = f"{self.path} has rows of another model, prompt set or option; they are now in {old}"
             return False
-        os.truncate(self.path, end)
         self.made_with = header["made_with"]
         self._rows = {_cell(row): row for row in rows}
         if rows:
             self.note = f"{self.path}: {len(rows)} finished rows are kept"
         return True
 
-    def _parsed(self, lines: Sequence[str]) -> list[dict[str, Any]]:
+    def _parsed(self, lines: Sequence[bytes]) -> list[dict[str, Any]]:
         try:
             parsed = [json.loads(line) for line in lines]
             if parsed and all(isinstance(one, dict) for one in parsed) and "key" in parsed[0]:
                 return parsed
-        except json.JSONDecodeError:
+        except ValueError:  # no JSON, or no UTF-8
             pass
         raise OptionError("--rows", f"{self.path} is not a file of rows; name another one or remove it")
 
     def _begin(self, key: str) -> None:
-        with open(self.path, "w", encoding="utf-8") as file:
-            _write(file, {"key": key, "made_with": self.made_with})
+        self.path.unlink(missing_ok=True)
+        self._write({"key": key, "made_with": self.made_with})
 
     def get(self, cell: Cell) -> Row | None:
         return self._rows.get(cell)
 
     def add(self, row: Row) -> None:
         """On disk when this returns."""
-        with open(self.path, "a", encoding="utf-8") as file:
-            _write(file, row)
+        self._write(row)
         self._rows[_cell(row)] = row
 
-
-def _write(file: Any, content: Mapping[str, Any]) -> None:
-    file.write(json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n")
-    file.flush()
-    os.fsync(file.fileno())
+    def _write(self, content: Mapping[str, Any]) -> None:
+        with Journal(self.path) as journal:
+            journal.add(content)
 
 
 def _cell(row: Row) -> Cell:

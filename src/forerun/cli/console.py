@@ -34,7 +34,7 @@ def notes() -> Console:
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
-    """Counts to `total` with an estimate of the time left; yields `advance(steps=1)`.
+    """Counts to `total` with an estimate of the time left; yields `advance(steps=1, note="")`.
 
     A bar on a terminal, gone when done; elsewhere a line on stderr every ten seconds, the first after two.
     """
@@ -44,10 +44,11 @@ def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    count = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (*count, TextColumn("{task.fields[note]}"))
     with Progress(*columns, console=console, transient=True, speed_estimate_period=600) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda steps=1: bar.advance(task, steps)
+        task = bar.add_task(what, total=total, note="")
+        yield lambda steps=1, note="": bar.update(task, advance=steps, note=note)
 
 
 class _Lines:
@@ -56,13 +57,14 @@ class _Lines:
         self._start = time.monotonic()
         self._next = self._start + PATIENCE
 
-    def advance(self, steps: int = 1) -> None:
+    def advance(self, steps: int = 1, note: str = "") -> None:
         self._done += steps
         now = time.monotonic()
         if now < self._next or self._done >= self._total:
             return
         left = (now - self._start) / self._done * (self._total - self._done)
-        notes().print(f"{self._what}: {self._done}/{self._total}, about {left:.0f} s left")
+        more = f", {note}" if note else ""
+        notes().print(f"{self._what}: {self._done}/{self._total}, about {left:.0f} s left{more}")
         self._next = now + LINE_EVERY
 
 

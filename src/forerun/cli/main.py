@@ -6,7 +6,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -18,8 +18,10 @@ from forerun.errors import ForerunError, OptionError, nearest
 COMMANDS = {
     "generate": ("forerun.cli.generate:generate", "Complete prompts, or chat."),
     "doctor": ("forerun.cli.doctor:doctor", "What is here, and will this target and drafter work together?"),
+    "train": ("forerun.cli.train:train", "Train a drafter for your own model."),
     "verify": ("forerun.cli.verify:verify", "Is speculative decoding lossless here? A certificate."),
     "bench": ("forerun.cli.bench:bench", "Measure drafters against plain decoding: speed-up, acceptance, latency."),
+    "data": ("forerun.cli.data:data", "Prepare training data; have prompts answered by the target."),
     "demo": ("forerun.cli.demo:demo", "Every drafter against plain decoding on the embedded model."),
 }
 """name -> ("module:function", summary). A module is imported when its command runs, so that help stays quick."""
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: list[str]) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
-    command: Any = typer.main.get_command(_app(args[0] if args else None))
+    command: Any = typer.main.get_command(_app(args))
     known = _known_options(command, args)
     try:
         code = command.main(args=fold_dotted(args) or ["--help"], prog_name="forerun", standalone_mode=False)
@@ -64,13 +66,25 @@ def _run(args: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _app(active: str | None) -> typer.Typer:
+def _app(args: Sequence[str]) -> typer.Typer:
     """All commands by name, of which only the one that is asked for is imported."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
     app.callback(help=_ABOUT)(_root)
     for name, (path, summary) in COMMANDS.items():
-        app.command(name, short_help=summary)(_load(path) if name == active else _stub)
+        found = _load(path, args[1:]) if args and name == args[0] else _stub
+        if isinstance(found, Mapping):
+            app.add_typer(_group(found, summary), name=name)
+        else:
+            app.command(name, short_help=summary)(found)
     return app
+
+
+def _group(commands: Mapping[str, Callable[..., Any]], summary: str) -> typer.Typer:
+    """Commands with a word in common: `forerun data prepare`."""
+    group = typer.Typer(help=summary, rich_markup_mode="rich")
+    for name, function in commands.items():
+        group.command(name)(function)
+    return group
 
 
 _ABOUT = """Lossless speculative decoding: the same text, sooner."""
@@ -97,10 +111,18 @@ def _stub() -> None:
     raise AssertionError("only a command that is named in the arguments runs")
 
 
-def _load(path: str) -> Callable[..., Any]:
+def _load(path: str, args: Sequence[str]) -> Callable[..., Any] | dict[str, Callable[..., Any]]:
+    """A command, or several that have a word in common."""
     module, _, attribute = path.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    found = getattr(importlib.import_module(module), attribute)
+    if isinstance(found, Mapping):
+        return {name: _quiet(function) for name, function in found.items()}
+    if hasattr(found, "for_arguments"):  # its options depend on them
+        found = found.for_arguments(args)
+    return _quiet(found)
 
+
+def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def command(**given: Any) -> Any:
         try:
@@ -127,9 +149,15 @@ def _complain(line: str) -> int:
 
 
 def _known_options(group: Any, args: Sequence[str]) -> list[str]:
-    command = group.commands.get(args[0]) if args else None
-    params = (command or group).params
+    command = _named(group, args)
+    params = command.params
     return ["--help", *(name for param in params if param.param_type_name == "option" for name in param.opts)]
+
+
+def _named(group: Any, args: Sequence[str]) -> Any:
+    """The command, or group of commands, that the arguments begin with."""
+    inner = group.commands.get(args[0]) if args and hasattr(group, "commands") else None
+    return group if inner is None else _named(inner, args[1:])
 
 
 def _usage_line(error: Any, args: Sequence[str], known: Sequence[str]) -> str:
@@ -144,7 +172,17 @@ def _usage_line(error: Any, args: Sequence[str], known: Sequence[str]) -> str:
         message = "is required"
     if not option and args and args[0] not in COMMANDS and not args[0].startswith("-"):
         return f"no command is called {args[0]!r}; {nearest(args[0], COMMANDS)}"
+    if not option and hasattr(getattr(getattr(error, "ctx", None), "command", None), "commands"):
+        return _unnamed(args, error.ctx.command.commands)
     return f"{option}: {message}" if option else message
+
+
+def _unnamed(args: Sequence[str], inner: Sequence[str]) -> str:
+    """The first word of several commands without a second one, or with one that is unknown."""
+    typed = next((arg for arg in args[1:] if not arg.startswith("-")), None)
+    if typed is None:
+        return f"{args[0]}: name one of {', '.join(inner)}"
+    return f"no command is called {args[0]} {typed!r}; {nearest(typed, inner)}"
 
 
 def _unknown_option(name: str, args: Sequence[str], known: Sequence[str]) -> str:
@@ -161,7 +199,7 @@ def _unknown_option(name: str, args: Sequence[str], known: Sequence[str]) -> str
 def flag_of(option: str, args: Sequence[str], known: Sequence[str]) -> str:
     """The flag a user typed for an option the library names: `top_p` is `--top-p`."""
     typed = {arg.partition("=")[0] for arg in args}
-    if option.startswith("-"):
+    if option.startswith("-") or option.isupper():  # an argument's name is in capitals
         return option
     if option in ("prompt", "messages"):
         return "--prompts" if "--prompts" in typed else "--chat" if "--chat" in typed else "--prompt"

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from forerun.sampling import Sampling
 
 DOTTED = "--speculative-config.KEY"
+DRAFT = "--draft."
+"""Before the settings of a drafter that is trained; each is a flag of its own."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -156,10 +158,15 @@ def _dotted_item(item: str) -> tuple[str, Any]:
 
 
 def fold_dotted(args: Sequence[str]) -> list[str]:
-    """`--speculative-config.method ngram` (or `=ngram`, or `-sc.method`) as `--speculative-config.KEY method=ngram`."""
+    """`--speculative-config.method ngram` (or `=ngram`, or `-sc.method`) as `--speculative-config.KEY method=ngram`,
+    and `--draft.block_size` as `--draft.block-size`."""
     folded: list[str] = []
     rest = iter(args)
     for arg in rest:
+        if arg.startswith(DRAFT):
+            name, equals, value = arg.partition("=")
+            folded.append(f"{name.replace('_', '-')}{equals}{value}")
+            continue
         start = next((p for p in ("--speculative-config.", "-sc.") if arg.startswith(p)), None)
         if start is None:
             folded.append(arg)

@@ -1,0 +1,1 @@
+"""Training: data, features, the trainer, evaluation. Nothing is imported here."""

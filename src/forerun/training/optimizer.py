@@ -1,0 +1,151 @@
+"""AdamW, its schedule, clipping, the average of the weights and the scale of float16 losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forerun.training.config import TrainingConfig
+
+
+def trained(network: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are learned, by name."""
+    return {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+
+
+def adamw(network: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
+    """AdamW with decoupled weight decay (Loshchilov & Hutter 2019), which norms, biases and embeddings are spared."""
+    embedded = {
+        f"{name}.{own}" if name else own
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Embedding)
+        for own, _ in module.named_parameters(recurse=False)
+    }
+    parameters = trained(network)
+    decayed = [p for name, p in parameters.items() if p.ndim >= 2 and name not in embedded]
+    spared = [p for name, p in parameters.items() if p.ndim < 2 or name in embedded]
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": spared, "weight_decay": 0.0},
+    ]
+    device = next(iter(parameters.values())).device.type
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate,
+        betas=config.betas,
+        fused=device in ("cpu", "cuda"),
+    )
+
+
+def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
+    """Of step 0 .. steps - 1: a linear rise to the peak, then the schedule down to `min_lr_share` of it."""
+    warm = math.ceil(config.warmup_share * steps)
+    if step < warm:
+        return config.learning_rate * (step + 1) / warm
+    done = (step - warm) / max(1, steps - warm)
+    fall = {"cosine": (1 - math.cos(math.pi * done)) / 2, "linear": done, "constant": 0.0}[config.schedule]
+    return config.learning_rate * (1 - (1 - config.min_lr_share) * fall)
+
+
+def gradient_norm(parameters: Mapping[str, nn.Parameter]) -> float:
+    """Of all gradients together."""
+    return float(nn.utils.get_total_norm([p.grad for p in parameters.values() if p.grad is not None]))
+
+
+def clip(parameters: Mapping[str, nn.Parameter], norm: float, most: float) -> None:
+    """Scales gradients of that norm down to the norm `most`, if it is larger and `most` is not 0."""
+    if 0 < most < norm:
+        for parameter in parameters.values():
+            if parameter.grad is not None:
+                parameter.grad *= most / norm
+
+
+class Average:
+    """Exponential moving average of the weights: average = decay * average + (1 - decay) * weights after each step."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float):
+        self.decay = decay
+        self._parameters = parameters
+        self.weights = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        for name, weight in self.weights.items():
+            weight.lerp_(self._parameters[name].detach(), 1 - self.decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within, the network has the average for its weights."""
+        own = {name: parameter.data for name, parameter in self._parameters.items()}
+        for name, parameter in self._parameters.items():
+            parameter.data = self.weights[name]
+        try:
+            yield
+        finally:
+            for name, parameter in self._parameters.items():
+                parameter.data = own[name]
+
+
+class LossScale:
+    """What float16 losses are multiplied with before the backward pass, so that small gradients do not vanish.
+
+    It halves when a gradient overflows, and the step is computed again: none is left out. It doubles after `patience`
+    steps without that. Other precisions need none: it stays 1.
+    """
+
+    LARGEST = 2.0**24
+
+    def __init__(self, needed: bool, start: float = 2.0**16, patience: int = 2000):
+        self.needed = needed
+        self.value = start if needed else 1.0
+        self.patience = patience
+        self.calm = 0
+
+    def lower(self) -> bool:
+        """After an overflow: whether there is a smaller scale to try the same step with."""
+        if not self.needed or self.value <= 1:
+            return False
+        self.value, self.calm = self.value / 2, 0
+        return True
+
+    def passed(self) -> None:
+        """After a step that was finite."""
+        self.calm += 1
+        if self.needed and self.calm >= self.patience:
+            self.value, self.calm = min(2 * self.value, self.LARGEST), 0
+
+
+# ----------------------------------------------------------------------------------------------------- as named tensors
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The optimiser's state as `MOMENT.PARAMETER`; nothing before its first step."""
+    return {
+        f"{moment}.{name}": optimizer.state[parameter][moment]
+        for name, parameter in parameters.items()
+        if parameter in optimizer.state
+        for moment in MOMENTS
+    }
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+) -> None:
+    """Gives an optimiser the state that `optimizer_tensors` took."""
+    for name, parameter in parameters.items():
+        state: dict[str, Any] = {}
+        for moment in MOMENTS:
+            saved = tensors.get(f"{moment}.{name}")
+            if saved is not None:
+                # A fused optimiser keeps its step counts beside the weights, the plain one on the CPU.
+                device = parameter.device if moment != "step" or optimizer.defaults.get("fused") else saved.device
+                state[moment] = saved.to(device)
+        if state:
+            optimizer.state[parameter] = state

@@ -1,0 +1,312 @@
+"""What a run will need, before it begins: memory, disk and time, each line with its arithmetic.
+
+`plan` is a pure function of a `Workload`: of a real run (`workload_of`), or of numbers for a machine that is not here
+(`EIGHT_BILLION`, the example of the documentation).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from forerun.drafters.losses import chunk_rows
+from forerun.target.base import BLOCK_SIZE
+from forerun.target.packed import PackedLinear
+
+if TYPE_CHECKING:
+    from forerun.training.features import Sample
+    from forerun.training.setup import Job
+
+LOSS_CHUNK_BYTES: int = inspect.signature(chunk_rows).parameters["budget_bytes"].default
+"""Of logits that exist at once; it has its home at `losses.chunk_rows`."""
+UTILISATION = 0.4
+"""Share of a device's matrix rate that training reaches: assumed."""
+FP32 = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """The numbers a plan is made of."""
+
+    target_parameters: int
+    target_itemsize: int
+    """Bytes of a target weight, hence of a feature."""
+    drafter_parameters: int
+    saved_itemsize: int
+    hidden_size: int
+    states: int
+    """Hidden states a token has in a batch: the taps, and the last one if it is none of them."""
+    vocab_size: int
+    draft_vocab_size: int
+    kv_bytes: int
+    """Of the target, per token."""
+    activations: int
+    """Numbers a row leaves for the backward pass: inputs and outputs of all linear layers."""
+    data_tokens: int
+    steps: int
+    tokens_per_step: float
+    micro_batch_tokens: int
+    ranks: int
+    keep: int
+    rows_per_token: float = 1.0
+    """Positions the drafter computes per token of the data: assumed; a measurement replaces it."""
+    half: bool = False
+    """Activations in 2 bytes instead of 4."""
+    average: bool = False
+    store_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Line:
+    """One number with where it comes from."""
+
+    name: str
+    value: float
+    unit: str
+    arithmetic: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Per device, if not said otherwise."""
+
+    memory: Sequence[Line]
+    disk: Sequence[Line]
+    time: Sequence[Line]
+
+    @property
+    def memory_bytes(self) -> float:
+        return sum(line.value for line in self.memory)
+
+    @property
+    def disk_bytes(self) -> float:
+        """Of the whole run."""
+        return sum(line.value for line in self.disk)
+
+    @property
+    def seconds(self) -> float:
+        return next(line.value for line in self.time if line.name == "time")
+
+    def as_dict(self) -> dict[str, Any]:
+        parts = {name: [asdict(line) for line in getattr(self, name)] for name in ("memory", "disk", "time")}
+        return parts | {
+            "memory_bytes": self.memory_bytes, "disk_bytes": self.disk_bytes, "seconds": self.seconds,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A few micro-batches of the run itself, timed."""
+
+    tokens: int
+    capture_seconds: float
+    learn_seconds: float
+
+
+def plan(work: Workload, flops_per_second: float, measured: Measured | None = None) -> Plan:
+    """Memory, disk and time.
+
+    Args:
+        work: the numbers.
+        flops_per_second: what one device reaches, utilisation included.
+        measured: replaces the estimate of the time.
+    """
+    return Plan(_memory(work), _disk(work), _time(work, flops_per_second, measured))
+
+
+def _memory(work: Workload) -> list[Line]:
+    p, tokens = work.drafter_parameters, work.micro_batch_tokens
+    rows = math.ceil(tokens * work.rows_per_token)
+    size = 2 if work.half else FP32
+    out = [
+        _bytes("target weights", work.target_parameters * work.target_itemsize,
+               f"{work.target_parameters:,} x {work.target_itemsize} bytes"),
+        _bytes("target KV", tokens * work.kv_bytes, f"{tokens:,} tokens x {work.kv_bytes:,} bytes"),
+        _bytes("drafter weights", FP32 * p, f"{p:,} x 4 bytes"),
+        _bytes("gradients", FP32 * p, f"{p:,} x 4 bytes"),
+        _bytes("moments of AdamW", 2 * FP32 * p, f"{p:,} x 8 bytes"),
+        _bytes("features", tokens * work.states * work.hidden_size * work.target_itemsize,
+               f"{tokens:,} tokens x {work.states} states x {work.hidden_size:,} x {work.target_itemsize} bytes"),
+        _bytes("activations", rows * work.activations * size, f"{rows:,} rows x {work.activations:,} x {size} bytes"),
+        _bytes("chunk of logits", LOSS_CHUNK_BYTES, "bounded (losses.chunk_rows)"),
+    ]  # fmt: skip
+    if work.average:
+        out.append(_bytes("average of the weights", FP32 * p, f"{p:,} x 4 bytes"))
+    return out
+
+
+def _disk(work: Workload) -> list[Line]:
+    p = work.drafter_parameters
+    per_parameter = 3 * FP32 + (FP32 if work.average else 0)
+    out = [
+        _bytes("checkpoints", (work.keep + 1) * per_parameter * p,
+               f"({work.keep} kept + 1 being written) x {p:,} x {per_parameter} bytes"),
+        _bytes("best and last drafter", 2 * work.saved_itemsize * p, f"2 x {p:,} x {work.saved_itemsize} bytes"),
+    ]  # fmt: skip
+    if work.store_bytes:
+        out.append(_bytes("feature store", work.store_bytes, "at most, --store-gb"))
+    return out
+
+
+def flops_per_token(work: Workload) -> tuple[float, str]:
+    """Floating-point operations for a token of the data: the target forward, the teacher's head, the drafter forward
+    and backward, and its head forward twice (once recomputed) and backward to its input. Attention is left out."""
+    target = 2 * work.target_parameters
+    teacher = 2 * work.hidden_size * work.vocab_size
+    head = 6 * work.hidden_size * work.draft_vocab_size
+    row = teacher + 6 * work.drafter_parameters + head
+    text = (
+        f"2 x {work.target_parameters:,} + {work.rows_per_token:g} rows x (2 x {work.hidden_size:,} x "
+        f"{work.vocab_size:,} + 6 x {work.drafter_parameters:,} + 6 x {work.hidden_size:,} x {work.draft_vocab_size:,})"
+        "; rows per token are assumed, --plan-measure times them"
+    )
+    return target + work.rows_per_token * row, text
+
+
+def _time(work: Workload, flops_per_second: float, measured: Measured | None) -> list[Line]:
+    total = work.steps * work.tokens_per_step
+    tokens = Line("tokens", total, "tokens", f"{work.steps:,} steps x {work.tokens_per_step:,.0f}")
+    if measured is None:
+        flops, text = flops_per_token(work)
+        speed = work.ranks * flops_per_second / flops
+        how = f"{work.ranks} x {flops_per_second:.3g} FLOP/s / {flops:.3g} FLOP"
+        lines = [Line("work for a token", flops, "FLOP", text)]
+    else:
+        seconds = measured.capture_seconds + measured.learn_seconds
+        speed = work.ranks * measured.tokens / seconds
+        how = (
+            f"{work.ranks} x {measured.tokens:,} tokens in {measured.capture_seconds:.2f} s of the target and "
+            f"{measured.learn_seconds:.2f} s of the drafter, measured"
+        )
+        lines = []
+    return [
+        tokens, *lines, Line("speed", speed, "tokens/s", how),
+        Line("time", total / speed, "s", f"{total:,.0f} tokens / {speed:,.0f} tokens/s; evaluations come on top"),
+    ]  # fmt: skip
+
+
+def _bytes(name: str, value: float, arithmetic: str) -> Line:
+    return Line(name, value, "bytes", arithmetic)
+
+
+# -------------------------------------------------------------------------------------------------------- of a real run
+
+
+def workload_of(job: Job) -> Workload:
+    """The numbers of a run that is ready to begin."""
+    config, target, network = job.config, job.target, job.drafter.network
+    assert config.steps is not None
+    assert config.micro_batch_tokens is not None
+    parameters = sum(p.numel() for p in network.parameters())
+    # A whole stream through its steps; a step is rarely quite full.
+    per_epoch = int(job.order.lengths.sum()) / max(1, job.order.steps_of(1))
+    return Workload(
+        target_parameters=parameters_of(target),
+        target_itemsize=target.dtype.itemsize,
+        drafter_parameters=parameters,
+        saved_itemsize=getattr(torch, job.drafter.config.dtype).itemsize,
+        hidden_size=target.hidden_size,
+        states=len({*job.drafter.taps, target.num_layers}),
+        vocab_size=target.vocab_size,
+        draft_vocab_size=job.drafter.vocabulary.draft_size,
+        kv_bytes=target.block_bytes // BLOCK_SIZE,
+        activations=sum(m.in_features + m.out_features for m in network.modules() if isinstance(m, nn.Linear)),
+        data_tokens=int(job.order.lengths.sum()),
+        steps=config.steps,
+        tokens_per_step=min(per_epoch, config.tokens_per_step),
+        micro_batch_tokens=config.micro_batch_tokens,
+        ranks=job.accelerator.num_processes,
+        keep=config.keep,
+        half=config.mixed_precision != "no",
+        average=config.ema is not None,
+        store_bytes=int((config.store_gb or 0) * 1e9),
+    )
+
+
+def parameters_of(target: Any) -> int:
+    """Of a target's model; 0 for a table."""
+    model = getattr(target, "model", None)
+    if model is None:
+        return 0
+    packed = sum(m.in_features * m.out_features for m in model.modules() if isinstance(m, PackedLinear))
+    return int(packed + sum(p.numel() for p in model.parameters()))
+
+
+def measure(job: Job, micro_batches: int = 3) -> Measured:
+    """Times the target and the drafter on the first micro-batches of the run; nothing is learned or written."""
+    from forerun.training.order import micro_batches as packed
+
+    assert job.config.micro_batch_tokens is not None
+    samples = [job.inputs.train[i] for i in job.order.step(0)[0]]
+    groups = packed([len(s.token_ids) for s in samples], job.config.micro_batch_tokens)[:micro_batches]
+    _timed(job, [samples[i] for i in groups[0]])  # warms up
+    parts = [_timed(job, [samples[i] for i in group]) for group in groups]
+    job.drafter.network.zero_grad(set_to_none=True)
+    return Measured(*(sum(column) for column in zip(*parts, strict=True)))
+
+
+def _timed(job: Job, samples: Sequence[Sample]) -> tuple[int, float, float]:
+    """(tokens, seconds of the target, seconds of the drafter)."""
+    from forerun.training.features import capture
+
+    began = time.perf_counter()
+    batch = capture(job.target, samples, job.drafter.taps, with_normalizer=job.drafter.vocabulary.kept is not None)
+    _wait(job)
+    captured = time.perf_counter()
+    with job.accelerator.autocast():
+        exercise = job.drafter.prepare(batch, torch.Generator().manual_seed(job.config.seed))
+        losses = job.drafter.losses(batch, exercise, 0.0)
+    losses.total.backward()  # type: ignore[no-untyped-call]
+    _wait(job)
+    return len(batch.tokens), captured - began, time.perf_counter() - captured
+
+
+def _wait(job: Job) -> None:
+    if job.target.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = 1024) -> float:
+    """FLOP/s of a product of two square matrices, the best of a few."""
+    a = torch.randn(size, size, device=device, dtype=torch.float32).to(dtype)
+    best = math.inf
+    for _ in range(4):
+        began = time.perf_counter()
+        a @ a
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best
+
+
+EIGHT_BILLION = Workload(
+    target_parameters=8_190_000_000,
+    target_itemsize=2,
+    drafter_parameters=1_130_000_000,
+    saved_itemsize=2,
+    hidden_size=4096,
+    states=6,
+    vocab_size=151_936,
+    draft_vocab_size=151_936,
+    kv_bytes=147_456,
+    activations=5 * (2 * 4096 + 2 * (4096 + 1024) + 8192 + 3 * (4096 + 12_288)) + 6 * 4096,
+    data_tokens=1_240_000_000,
+    steps=14_191,
+    tokens_per_step=524_288,
+    micro_batch_tokens=16_384,
+    ranks=8,
+    keep=2,
+    rows_per_token=1.0,
+    half=True,
+)
+"""A five-layer `dspark` for an 8B target (Qwen3-8B's measures: 36 layers, 8 KV heads of 128) on eight GPUs: six passes
+over 1.24e9 tokens, as many as DeepSpec's set has, in steps of 524,288 tokens."""
+EIGHT_BILLION_FLOPS = UTILISATION * 989e12
+"""An H100's dense bfloat16 rate by its data sheet, times the utilisation."""

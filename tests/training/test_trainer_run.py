@@ -1,0 +1,492 @@
+"""Whole runs in this process: what a run leaves, what it refuses, and that it goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from forerun.drafters.base import LoadContext
+from forerun.engine import Engine
+from forerun.errors import OptionError, TrainingFailed
+from forerun.target.load import load_target
+from forerun.training import checkpoints, trainer
+from forerun.training.run import train
+from forerun.training.trainer import Trainer, flat
+from training.linear import Linear
+from training.runs import KIND, Notes, configured, random_samples, records, sample, without_times, write_data
+
+
+@pytest.fixture(scope="module")
+def target(tiny_qwen3_dir):
+    return load_target(tiny_qwen3_dir)
+
+
+@pytest.fixture(scope="module")
+def data(target, tmp_path_factory) -> Path:
+    """Forty samples, some of them held out."""
+    return write_data(tmp_path_factory.mktemp("data") / "d", target.tokenizer, random_samples(40), held_out=0.2)
+
+
+@pytest.fixture
+def begin(tiny_qwen3_dir, data, tmp_path, monkeypatch, target):
+    """`begin("run", steps=4)` -> (exit value, what the listener saw). The target is loaded once for all."""
+    monkeypatch.setattr("forerun.training.run.open_target", lambda config: target)
+
+    def call(out="run", restart=False, samples=None, draft=None, **changes):
+        notes = Notes()
+        chosen = configured(tiny_qwen3_dir, samples or data, tmp_path / out, draft, **changes)
+        return train(chosen, notes, restart=restart), notes
+
+    return call
+
+
+def weights(out: Path, name: str = "last") -> dict[str, torch.Tensor]:
+    return load_file(out / name / "model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# ---------------------------------------------------------------------------------------------------- what a run leaves
+
+
+def test_a_run_leaves_a_drafter_that_can_be_used(begin, tmp_path, target):
+    """best/ and last/ load strictly and decode; the card has data, compute, settings, target and the table by position;
+    metrics.jsonl has each step and each evaluation once.
+    """
+    code, notes = begin()
+    out = tmp_path / "run"
+    assert code == 0
+    assert [(r["event"], r["step"]) for r in records(out)] == [
+        *(("step", k) for k in (1, 2, 3)), ("evaluation", 3), *(("step", k) for k in (4, 5, 6)), ("evaluation", 6),
+    ]  # fmt: skip
+    for name in ("best", "last"):
+        drafter = Linear.load({"model": str(out / name)}, LoadContext(target))
+        [done] = Engine.load(target, drafter).generate([[1, 2, 3]], seed_of_4())
+        assert done.stats.drafted > 0
+        card = (out / name / "README.md").read_text()
+        for text in ("## Data", "## Compute", "## Settings", "## Target", "tokenizer: `", "learning_rate: 0.01", KIND):
+            assert text in card, text
+        assert "| `acceptance_by_position` |" in card
+        assert "| `teacher_forced_acceptance` |" in card
+    best = max(notes.evaluations, key=lambda pair: pair[0].score)[0]
+    assert [pair[0].step for pair in notes.evaluations if pair[1]][-1] == best.step
+    assert f"step {best.step} of 6" in (out / "best" / "README.md").read_text()
+    assert notes.ended
+    assert {row[2] for row in notes.chosen.rows()} >= {"flag", "default", "derived: the longest sample"}
+
+
+def seed_of_4():
+    from forerun import Sampling
+
+    return Sampling(temperature=1, seed=4, max_tokens=10)
+
+
+def test_training_teaches(begin, tmp_path):
+    """The held-out acceptance over given text rises well above that of the start, and so does the accepted length."""
+    begin(
+        steps=80,
+        eval_every=80,
+        save_every=80,
+        eval_prompts=8,
+        eval_tokens=40,
+        learning_rate=0.02,
+        draft={"skip": 0.0},
+    )
+    begin("none", steps=1, eval_prompts=8, eval_tokens=40, learning_rate=1e-9)
+    [taught], [start] = (records(tmp_path / out, "evaluation") for out in ("run", "none"))
+    accepted = [r["teacher_forced"]["teacher_forced_acceptance"][0] for r in (start, taught)]
+    assert accepted[1] > accepted[0] + 0.1
+    assert taught["score"] > start["score"]
+
+
+def test_what_is_evaluated_and_saved_is_the_average(begin, tmp_path):
+    """With `ema` last/ has the average of the weights, which is not the weights that training goes on from."""
+    begin(ema=0.5, steps=2, save_every=1)
+    begin("one", steps=2, save_every=1)
+    state = load_file(tmp_path / "run" / "checkpoints" / "step-00000002" / "state.safetensors")
+    own = load_file(tmp_path / "one" / "checkpoints" / "step-00000002" / "state.safetensors")
+    saved = weights(tmp_path / "run")
+    for name in saved:
+        assert torch.equal(saved[name], state[f"average.{name}"])
+        assert torch.equal(own[f"network.{name}"], state[f"network.{name}"])
+    assert not all(torch.equal(saved[name], own[f"network.{name}"]) for name in saved)
+
+
+def test_mixed_precision_is_near_full_precision(begin, tmp_path):
+    """bfloat16 passes on float32 weights: losses differ in the third digit, and they do differ."""
+    begin("full", steps=3)
+    begin("half", steps=3, mixed_precision="bf16")
+    full, half = ([r["loss"] for r in records(tmp_path / out, "step")] for out in ("full", "half"))
+    assert half == pytest.approx(full, rel=0.01)
+    assert half != full
+
+
+def test_without_held_out_samples_best_is_the_last(begin, tmp_path):
+    """It is said, the card says so too, and nothing is evaluated."""
+    _, notes = begin(held_out=0.0, steps=2)
+    assert any("nothing is held out" in text for text in notes.texts)
+    assert notes.evaluations == []
+    assert same(weights(tmp_path / "run", "best"), weights(tmp_path / "run"))
+    assert "It was not evaluated" in (tmp_path / "run" / "best" / "README.md").read_text()
+
+
+def test_a_pruned_vocabulary_and_a_feature_store(begin, tmp_path):
+    """Ids are kept by how often they are learned; with a store the run is the same to bfloat16's rounding, and going
+    through the data again reads it."""
+    draft = {"draft_vocab_size": 100}
+    begin("plain", steps=3, draft=draft)
+    begin("stored", steps=3, draft=draft, feature_store=str(tmp_path / "store"), store_gb=0.01)
+    one, other = records(tmp_path / "plain", "step"), records(tmp_path / "stored", "step")
+    assert [r["loss"] for r in one] == pytest.approx([r["loss"] for r in other], rel=0.02)
+    assert weights(tmp_path / "stored")["t2d"].sum() == 100
+    assert any((tmp_path / "store").iterdir())
+
+
+def test_long_samples_are_cut_and_said(begin, tmp_path):
+    """`max_length` bounds every batch; a sample with nothing left to learn is left out and counted."""
+    _, notes = begin(max_length=6, steps=2)
+    assert any("were cut" in text for text in notes.texts)
+    assert all(r["tokens"] <= 120 for r in records(tmp_path / "run", "step"))
+    with pytest.raises(OptionError, match="--max-length: at 3 tokens no sample has anything left to learn"):
+        begin("short", max_length=3)
+
+
+# ----------------------------------------------------------------------------------------------------------- going on
+
+
+def test_ck_2_a_stopped_run_goes_on_to_the_same_bits(begin, tmp_path, monkeypatch):
+    """Ask to stop after 2 of 6 steps and run again: weights, optimiser, average, losses and metrics are those of a run
+    that was never stopped. https://github.com/sgl-project/SpecForge/issues/243
+    """
+    begin("whole", ema=0.9, weight_decay=0.1)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, signal.SIGTERM)
+        code, _ = begin("halves", ema=0.9, weight_decay=0.1)
+    assert code == signal.SIGTERM
+    assert [r["step"] for r in records(tmp_path / "halves", "step")] == [1, 2]
+    code, notes = begin("halves", ema=0.9, weight_decay=0.1)
+    assert code == 0
+    assert any("step 2 of 6, going on from there" in text for text in notes.texts)
+    assert_same_run(tmp_path / "whole", tmp_path / "halves")
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_stop_between_checkpoints_writes_one(begin, tmp_path, monkeypatch, steps):
+    """Also right where an evaluation is due: it is put off until the run goes on, and then made."""
+    begin("whole")
+    with monkeypatch.context() as patch:
+        stop_after(patch, steps, signal.SIGINT)
+        assert begin("halves")[0] == signal.SIGINT
+    assert records(tmp_path / "halves", "evaluation") == []
+    assert begin("halves")[0] == 0
+    assert_same_run(tmp_path / "whole", tmp_path / "halves")
+
+
+def test_a_stop_during_an_evaluation_is_heard(begin, tmp_path, monkeypatch):
+    """The evaluation is void, the step is kept; the run goes on with the evaluation."""
+    begin("whole")
+    with monkeypatch.context() as patch:
+        own = trainer.Evaluator.evaluate
+
+        def evaluate(self, drafter, step):
+            self.stopping.__closure__[0].cell_contents.ask(signal.SIGTERM)
+            return own(self, drafter, step)
+
+        patch.setattr(trainer.Evaluator, "evaluate", evaluate)
+        assert begin("halves")[0] == signal.SIGTERM
+    assert begin("halves")[0] == 0
+    assert_same_run(tmp_path / "whole", tmp_path / "halves")
+
+
+def test_a_finished_run_is_left_alone(begin, tmp_path):
+    """Nothing is trained, evaluated or written again."""
+    begin()
+    state = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name[0] != "."}
+    code, notes = begin()
+    assert code == 0
+    assert any("finished already" in text for text in notes.texts)
+    assert notes.reports == notes.evaluations == []
+    state.pop(tmp_path / "run" / "config.yaml")
+    assert all(p.stat().st_mtime_ns == before for p, before in state.items())
+
+
+def test_restart_begins_anew(begin, tmp_path):
+    """Checkpoints, metrics and drafters of the run before are gone."""
+    begin(steps=4)
+    code, notes = begin(steps=2, restart=True)
+    assert code == 0
+    assert [r["step"] for r in records(tmp_path / "run", "step")] == [1, 2]
+    assert notes.first == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learning_rate": 0.5}, "--learning-rate: is 0.5, the run in .* was begun with 0.01"),
+        ({"steps": 9}, "--steps: is 9"),
+        ({"seed": 1}, "--seed: is 1"),
+        ({"ema": 0.5}, "--ema: is 0.5, .* begun with None"),
+        ({"draft": {"skip": 0.5}}, "--draft.skip: is 0.5"),
+        ({"max_length": 30}, "--data: "),
+        ({"held_out": 0.5}, "--data: "),
+        ({"dtype": "bfloat16"}, "--dtype: "),
+    ],
+)
+def test_a_change_that_would_change_the_result_is_refused(begin, tmp_path, changes, message):
+    """By the name of the setting, with the way out; the run in the folder stays as it was."""
+    begin(steps=2)
+    before = (tmp_path / "run" / "config.yaml").read_text()
+    with pytest.raises(OptionError, match=message) as error:
+        begin(**{"steps": 2, **changes})
+    assert "--restart begins anew" in str(error.value)
+    assert (tmp_path / "run" / "config.yaml").read_text() == before
+    assert len(records(tmp_path / "run", "step")) == 2
+
+
+def test_what_is_only_watched_or_speed_may_change(begin, tmp_path, monkeypatch):
+    """Evaluation, checkpoints and the size of micro-batches are free; so is where the data lies."""
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, signal.SIGTERM)
+        begin()
+    code, _ = begin(micro_batch_tokens=25, eval_every=2, save_every=1, keep=5, eval_temperature="0")
+    assert code == 0
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 5
+
+
+def test_another_target_is_refused(begin, tmp_path, target, monkeypatch):
+    """The fingerprint's differing parts are named."""
+    begin(steps=1)
+    with torch.no_grad():
+        weight = next(target.model.parameters())
+        weight.mul_(2)
+        try:
+            with pytest.raises(OptionError, match="--target: weights differ: it is not what the run in"):
+                begin(steps=1)
+        finally:
+            weight.div_(2)
+
+
+def test_a_broken_checkpoint_costs_only_its_steps(begin, tmp_path):
+    """The one before it is used, the broken one is told and goes, and the run ends as it would have."""
+    begin("whole", steps=6)
+    begin(steps=6)
+    newest = tmp_path / "run" / "checkpoints" / "step-00000006" / "state.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-3])
+    code, notes = begin(steps=6)
+    assert code == 0
+    assert any("step 6 is broken" in text for text in notes.texts)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def stop_after(monkeypatch, steps: int, number: int) -> None:
+    """A signal that arrives in the middle of a step."""
+    own = Trainer._step
+
+    def step(self):
+        own(self)
+        if self.progress.step == steps:
+            self.stop.ask(number)
+
+    monkeypatch.setattr(Trainer, "_step", step)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Bit for bit, but for times."""
+    step = sorted(path.name for path in (one / "checkpoints").iterdir())
+    assert step == sorted(path.name for path in (other / "checkpoints").iterdir())
+    for name in step:
+        file = Path("checkpoints") / name / "state.safetensors"
+        assert same(load_file(one / file), load_file(other / file))
+    for name in ("best", "last"):
+        assert same(weights(one, name), weights(other, name))
+    assert without_times(records(one)) == without_times(records(other))
+
+
+# --------------------------------------------------------------------------------------------------------- clear stops
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_its_checkpoints(begin, tmp_path, monkeypatch):
+    """Step and reason in one line; the last good checkpoint is there to go on from."""
+    own = Linear.losses
+
+    def losses(self, batch, exercise, progress):
+        found = own(self, batch, exercise, progress)
+        return type(found)(found.total * (float("nan") if progress >= 0.5 else 1), found.metrics)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Linear, "losses", losses)
+        with pytest.raises(TrainingFailed, match="step 4: the loss is nan"):
+            begin()
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
+    assert begin()[0] == 0
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "metrics", "drafter"])
+def test_a_full_disk_ends_the_run_with_its_checkpoints(begin, tmp_path, monkeypatch, what):
+    """What could not be written is said, and how to go on; nothing half written is left; there is room again: it goes
+    on to the same end."""
+    full = OSError(28, "No space left on device")
+    begin("whole")
+    with monkeypatch.context() as patch:
+        if what == "checkpoint":
+            fail_from(patch, checkpoints, "save_file", 2, full)
+        elif what == "metrics":
+            fail_from(patch, trainer.MetricsLog, "write", 4, full)
+        else:
+            fail_from(patch, Linear, "save", 2, full)
+        with pytest.raises(
+            TrainingFailed, match=r"could not be written: the disk is full; .*run the same command again"
+        ):
+            begin()
+    assert not list((tmp_path / "run" / "checkpoints").glob(".new*"))
+    assert begin()[0] == 0
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def fail_from(patch, owner, name, call, error) -> None:
+    """Raises from the given call on."""
+    own, calls = getattr(owner, name), []
+
+    def wrapped(*args, **options):
+        calls.append(1)
+        if len(calls) >= call:
+            raise error
+        return own(*args, **options)
+
+    patch.setattr(owner, name, wrapped)
+
+
+def test_data_that_does_not_fit_is_refused(begin, tmp_path, target):
+    """Another tokenizer; an empty loss mask; no data; the same sample on both sides. Before anything is trained."""
+
+    class Other:
+        size = 3
+        special_ids = frozenset()
+
+        def encode(self, text, add_special_tokens=True):
+            return [1]
+
+        def vocabulary(self):
+            return {"a": 1}
+
+    some = random_samples(6)
+    cases = {
+        "other": (write_data(tmp_path / "other", Other(), some), {}, "--data: .*tokenizer"),
+        "mute": (
+            write_data(tmp_path / "mute", target.tokenizer, [sample("m", range(9), 9), sample("n", range(9), 9)]),
+            {},
+            "--data: nothing is to be learned",
+        ),
+        "overlap": (
+            write_data(tmp_path / "one", target.tokenizer, some),
+            {"held_out": str(write_data(tmp_path / "two", target.tokenizer, some[2:4]))},
+            "--held-out: 2 of its samples are trained on as well, such as 's2'",
+        ),
+        "nowhere": (tmp_path / "nowhere", {}, "--data: .* does not exist"),
+    }
+    for name, (folder, changes, message) in cases.items():
+        with pytest.raises(OptionError, match=message):
+            begin(f"run of {name}", samples=folder, **changes)
+        assert not (tmp_path / f"run of {name}" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        ({"taps": [1, 9]}, "--draft.taps: must ascend strictly within 1 .. 3"),
+        ({"draft_vocab_size": 10_000}, "--draft.draft-vocab-size: must be in 1 .. 264"),
+    ],
+)
+def test_settings_that_do_not_fit_the_target_are_refused(begin, draft, message):
+    """By the flag they have on the command line."""
+    with pytest.raises(OptionError, match=message):
+        begin(draft=draft)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_length": 1000}, "--max-length: .*at most 256"),
+        ({"mixed_precision": "fp16"}, "--mixed-precision: fp16 needs a GPU"),
+        ({"trackers": "trackio"}, "--trackers: trackio is not installed: pip install trackio"),
+    ],
+)
+def test_what_this_machine_cannot_do_is_refused(begin, changes, message, monkeypatch):
+    """Before anything is trained, with the option."""
+    import importlib.util
+
+    own = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "trackio" else own(name, *rest)
+    )
+    with pytest.raises(OptionError, match=message):
+        begin(**changes)
+
+
+def test_a_folder_of_something_else_is_not_touched(begin, tmp_path):
+    """And a folder in use by another run is refused."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("mine")
+    with pytest.raises(OptionError, match=r"--out: .* is not empty and holds no run"):
+        begin("other", restart=True)
+    assert [p.name for p in (tmp_path / "other").iterdir()] == ["thesis.txt"]
+    from filelock import FileLock
+
+    (tmp_path / "busy").mkdir()
+    with FileLock(tmp_path / "busy" / ".lock"), pytest.raises(OptionError, match="is in use by another run"):
+        begin("busy")
+
+
+# ------------------------------------------------------------------------------------------------------------ trackers
+
+
+def test_trackers_get_the_numbers(begin, monkeypatch):
+    """Through accelerate: settings once, then every step and evaluation as flat numbers."""
+    from accelerate.tracking import GeneralTracker
+
+    class Remember(GeneralTracker):
+        name = "remember"
+        requires_logging_directory = False
+        main_process_only = True
+        seen: ClassVar[list] = []
+
+        @property
+        def tracker(self):
+            return self
+
+        def store_init_configuration(self, values):
+            self.seen.append(("settings", values))
+
+        def log(self, values, step=None, **kwargs):
+            self.seen.append((step, values))
+
+    import accelerate
+
+    own = accelerate.Accelerator
+    monkeypatch.setattr(accelerate, "Accelerator", lambda log_with, **rest: own(log_with=Remember(), **rest))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: True)
+    begin(steps=3, trackers="wandb")
+    kinds = [entry[0] for entry in Remember.seen]
+    assert kinds == ["settings", 1, 2, 3, 3]
+    assert Remember.seen[1][1]["teacher_forced_acceptance/1"] > 0
+    assert "decoding/1/mean_accepted_length" in Remember.seen[-1][1]
+
+
+def test_records_are_flattened_for_trackers():
+    """Nested names with slashes, lists from 1, no texts and no missing values."""
+    assert flat({"a": 1, "b": {"c": [2, None]}, "event": "step", "d": True}) == {"a": 1.0, "b/c/1": 2.0}
+
+
+def test_metrics_are_json_whatever_they_are(tmp_path):
+    """A metric that is not finite is null: JSON has no NaN."""
+    found = trainer.finite({"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": np.inf}})
+    assert json.loads(json.dumps(found, allow_nan=False)) == {"a": None, "b": [1.0, None], "c": {"d": None}}
