@@ -1,37 +1,21 @@
 """Floor 1: how much to draft and to verify. Pure and engine-free: numbers in, lengths out, never a token value.
 
-Policy `fixed`: the configured K, cut to what request, window and step allow. All of it is known before anything is
-drafted, so it cannot depend on the tokens it decides about (methods, 8.3).
+room.py         Room, plan: K by limits alone
+curve.py        CostCurve: measured seconds by count, steps kept; its lower convex envelope and free rows
+costs.py        what a round costs: drafting, verifying, contexts
+profile.py      Profile: measured costs of one target and its drafters, as a file
+drift.py        LiveCosts: a profile kept true by real step times
+history.py      AcceptanceHistory: what past rounds say about the next
+lag.py          PastRounds: survivals of earlier rounds
+calibration.py  sequential temperature scaling; online.py corrects while decoding
+reliability.py  calibration error and its floor, Brier, AUROC, bins, bootstrap
+bypass.py       when not to draft, and why; probing.py tries again
+planning.py     what drafters promise, how rows are shared; selection.py orders drafters
+prefix.py       Algorithm 1 and the search over counts
+policy.py       choose and keep_drafting
+scheduler.py    Scheduler: all of it behind plan, keep_drafting, choose, record, observe
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What a request could use in this step, each counted in draft tokens."""
-
-    tokens_left: int
-    """Tokens the request may still commit (max_tokens and the context)."""
-    window_left: int
-    """Target positions free after the anchor."""
-    rows_left: int
-    """Its share of the step's rows, anchor excluded."""
-    drafter_window_left: int | None = None
-    """The largest K whose highest position the drafter still has; None: no limit of its own."""
-
-
-def plan(k: int, room: Room) -> int:
-    """K for one request in one round; 0 is the plain path.
-
-    One token is always emitted by the target itself, so drafting more than tokens_left - 1 cannot pay.
-    """
-    limits = [k, room.tokens_left - 1, room.window_left, room.rows_left]
-    if room.drafter_window_left is not None:
-        limits.append(room.drafter_window_left)
-    return max(0, min(limits))
-
+from forerun.budget.room import Room, plan
 
 __all__ = ["Room", "plan"]

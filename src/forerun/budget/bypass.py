@@ -1,0 +1,125 @@
+"""Not drafting (K = 0) as an ordinary answer: when to choose it, how to notice that it no longer pays, and why.
+
+Everything here is decided before drafting, from history and costs, hence exact.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+MIN_PREDICTED_GAIN = 0.04
+"""Below this gain drafting is not worth its risk: cost curves are known to a few percent."""
+HYSTERESIS = 0.02
+"""Gain beyond the minimum that it takes to come back: at a border the answer must not change with every step."""
+PROBING_SHARE = 0.01
+"""Share of the decoding time that probing may cost."""
+TRIALS = 8
+"""Probes of a drafter that is hardly known which are not charged: there is no other way to know it."""
+DROP_AFTER = 256
+"""Bypassed tokens of a request after which a drafter that pays for following it drops its state."""
+
+
+class Reason(StrEnum):
+    """Why a request does not draft in a step; the words of the metric."""
+
+    GAIN = "gain"
+    """It would gain too little: its drafts are rarely accepted or dear."""
+    BATCH = "batch"
+    """The step as a whole is better off without its drafts: too much load."""
+    REQUEST = "request"
+    """The request does not want drafts, or has no more than one token to go."""
+    CONTEXT = "context"
+    """Its context: at the end of a window, or so long that drafting behind it no longer pays."""
+    FAULT = "fault"
+    """Its drafters keep failing."""
+    STATE_DROPPED = "state dropped"
+    """The drafter's state of this request was dropped and cannot be rebuilt."""
+
+
+class Gate:
+    """Open while drafting pays: closes below the minimum, opens again only at minimum + hysteresis."""
+
+    __slots__ = ("_close", "_open", "is_open")
+
+    def __init__(self, minimum: float = MIN_PREDICTED_GAIN, hysteresis: float = HYSTERESIS):
+        self._close, self._open = minimum, minimum + hysteresis
+        self.is_open = True
+
+    def update(self, gain: float) -> bool:
+        """Whether to draft at this predicted gain."""
+        self.is_open = gain >= (self._close if self.is_open else self._open)
+        return self.is_open
+
+
+def probe_interval(round_ratio: float, share: float = PROBING_SHARE) -> float:
+    """Plain steps between two probes so that probing costs at most `share` of the time.
+
+    A probe that wins nothing costs round_ratio - 1 plain steps (methods, 8.5).
+    """
+    return max(1, math.ceil((round_ratio - 1) / share))
+
+
+class ProbeLedger:
+    """Time set aside for probing. Every step puts in a share of its time; a probe takes out what it may lose.
+
+    For probes of equal cost that is one every `probe_interval` steps; the bound holds for any mixture of costs. What a
+    probe wins is not credited, and at most one probe is saved up.
+    """
+
+    def __init__(self, share: float = PROBING_SHARE):
+        self._share = share
+        self._credit = 0.0
+
+    def earn(self, seconds: float) -> None:
+        """A step of so many seconds was planned."""
+        self._credit += self._share * seconds
+
+    def spend(self, seconds: float) -> bool:
+        """Whether a probe that may lose so much time can be afforded; if so it is paid."""
+        if self._credit < seconds:
+            return False
+        self._credit = min(self._credit - seconds, seconds)
+        return True
+
+
+class StateKeeper:
+    """Which drafters' states of which requests are still worth following.
+
+    Following a request that does not draft costs time too. After `drop_after` tokens the state is dropped; a drafter
+    whose following costs nothing keeps it.
+    """
+
+    def __init__(self, drop_after: int = DROP_AFTER):
+        self._drop_after = drop_after
+        self._bypassed: dict[tuple[int, str], int] = {}
+
+    def followed(self, request_id: int, drafter: str, tokens: int) -> None:
+        """So many tokens were committed that this drafter had no part in."""
+        key = request_id, drafter
+        self._bypassed[key] = self._bypassed.get(key, 0) + tokens
+
+    def used(self, request_id: int, drafter: str) -> None:
+        """It drafted."""
+        self._bypassed.pop((request_id, drafter), None)
+
+    def is_dropped(self, request_id: int, drafter: str) -> bool:
+        return self._bypassed.get((request_id, drafter), 0) > self._drop_after
+
+    def forget(self, request_id: int) -> None:
+        for key in [key for key in self._bypassed if key[0] == request_id]:
+            del self._bypassed[key]
+
+
+__all__ = [
+    "DROP_AFTER",
+    "HYSTERESIS",
+    "MIN_PREDICTED_GAIN",
+    "PROBING_SHARE",
+    "TRIALS",
+    "Gate",
+    "ProbeLedger",
+    "Reason",
+    "StateKeeper",
+    "probe_interval",
+]
