@@ -27,8 +27,10 @@ from data import Blocks, encode, save_documents, windows
 from export import export
 from tokenizer import load_tokenizer, train_tokenizer
 from torch import nn
-from train import Run, Stopped, keep_freed_memory
+from train import Run, Stopped
 from transformers import Qwen3ForCausalLM
+
+from forerun.training.allocator import keep_freed_memory
 
 WATCHED_WINDOWS = 24  # of the held-out text, for the curve during training; the card uses all of it
 

@@ -1,6 +1,5 @@
 """A plain training loop: checkpoints by atomic rename, resumes at the step it stopped, safe to terminate."""
 
-import ctypes
 import json
 import signal
 import sys
@@ -19,14 +18,6 @@ from transformers import Qwen3ForCausalLM
 
 CHECKPOINT_SECONDS = 150.0
 HELD_OUT_EVERY = 50  # steps between looks at a sample of the held-out text
-
-
-def keep_freed_memory() -> None:
-    """Ask glibc to reuse large blocks instead of unmapping them: a draft step took 0.4 s instead of 0.9 s."""
-    if sys.platform == "linux":
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-4, 0)  # M_MMAP_MAX: no separate mapping for large blocks
-        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: do not give the top of the heap back
 
 
 def optimizers_for(model: nn.Module, phase: Phase) -> list[torch.optim.Optimizer]:

@@ -148,6 +148,22 @@ def test_a_plan_trains_nothing_and_writes_nothing(run: Run, command, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_the_embedded_small_model_is_distilled(run: Run, tmp_path):
+    """From a name of the package to a folder that `generate` drafts with, and that says what it is."""
+    tokenizer = load_target("embedded").tokenizer
+    data = write_data(tmp_path / "data", tokenizer, random_samples(12, vocab_size=4096), held_out=0.2)
+    args = ["--target", "embedded", "--data", data, "--out", tmp_path / "run", *FAST, "--steps", "2"]
+    ran = run("train", "small", *args, "--draft.model", "embedded-small", "--learning-rate", "1e-4")
+    assert ran.code == 0, ran.err
+    assert "decoding at T = 1: accepted length" in ran.err
+    best = tmp_path / "run" / "best"
+    card = (best / "README.md").read_text()
+    for text in ('base_model: "embedded-small"', 'library_name: "transformers"', "draft_model", "saved in bfloat16"):
+        assert text in card
+    used = run("generate", "--target", "embedded", "--drafter", best, "--max-tokens", 8, "--prompt", "def f", "--json")
+    assert (used.json["stats"]["drafter"], used.json["stats"]["drafted"] > 0) == ("small", True)
+
+
 def test_records_are_prepared_on_the_way(run: Run, command, tmp_path):
     """--data may name a file of conversations: it is prepared in the run's folder, and not again when it goes on."""
     file = tmp_path / "chats.jsonl"

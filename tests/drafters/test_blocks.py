@@ -355,6 +355,19 @@ def test_a_block_never_teaches_across_a_turn(target):
     torch.testing.assert_close(weights[0], torch.tensor([1, 0.6065307, 0.3678794, 0.0]))
 
 
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "dspark-rnn"])
+@pytest.mark.parametrize("lengths", [[30, 2, 20], [1, 30], [2, 1]])
+def test_sequences_without_an_anchor_teach_nothing_and_break_nothing(kind, lengths, target):
+    """Nothing under the mask, or too short for one draft token: the others teach what they teach alone."""
+    drafter = _made(kind, target)
+    batch = batch_of(target, texts(lengths, seed=6), TAPS, learned_from=1)
+    exercise = drafter.prepare(batch, torch.Generator().manual_seed(0))
+    losses = drafter.losses(batch, exercise, 0.5)
+    losses.total.backward()
+    assert losses.total.isfinite()
+    assert (exercise.weight > 0) == any(length > 2 for length in lengths)
+
+
 @pytest.mark.parametrize(
     ("settings", "option"),
     [

@@ -7,6 +7,9 @@ import pytest
 from engine.conftest import ids
 from forerun import Engine, Sampling
 from forerun.drafters.ngram import Ngram
+from forerun.drafters.small import Small
+from forerun.engine import EngineOptions
+from forerun.engine.load import drafting_up_to, load_drafters
 from forerun.errors import ModelError, OptionError
 from forerun.target.table import history_model
 
@@ -78,3 +81,18 @@ def test_a_closed_engine_takes_no_calls():
         with pytest.raises(EngineClosed):
             call()
     assert not engine.core.busy
+
+
+def test_k_up_to_is_what_a_drafter_can_make_unless_it_has_its_own():
+    """For commands that try every K: a trained block bounds it, a configured K stays."""
+    target = history_model(7)
+    options = EngineOptions()
+    block = Small(history_model(7), 7)
+    block.max_draft = 5
+    for k, expected in ((8, 5), (3, 3)):
+        [entry] = drafting_up_to(load_drafters([block], target, options), k)
+        assert entry.config.num_speculative_tokens == expected
+    [own] = drafting_up_to(load_drafters([{"method": "ngram", "num_speculative_tokens": 2}], target, options), 8)
+    assert own.config.num_speculative_tokens == 2
+    [plain] = drafting_up_to(load_drafters(["vanilla"], target, options), 8)
+    assert plain.config.num_speculative_tokens is None

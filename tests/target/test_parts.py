@@ -8,7 +8,7 @@ from target_families import BASE, CONFIGS, FURTHER, LAYERS, LONGROPE, VOCAB, pai
 
 from forerun.errors import OptionError
 from forerun.target.base import Batch, Segment
-from forerun.target.donor import final_norm_weight, layer_weights
+from forerun.target.donor import final_norm_weight, layer_weights, narrowed
 from forerun.target.hf import HFTarget
 from forerun.target.packed import pack_linears
 from forerun.target.rope import inverse_frequencies
@@ -130,6 +130,24 @@ def test_a_layer_is_given_by_portable_names():
             own = stock.model.layers[-1].get_parameter(part)
             shift = 1.0 if name == "gemma3" and "norm" in part else 0.0
             torch.testing.assert_close(weight, own + shift, rtol=1e-3, atol=1e-3)
+
+
+def test_a_narrower_feed_forward_keeps_the_neurons_that_write_most():
+    """Neurons without output are dropped first: cut to the others the layer computes what it did."""
+    _, target = pair("llama")
+    mlp = target.model.model.layers[-1].mlp
+    silent = torch.tensor([3, 10, 11, 40])
+    with torch.no_grad():
+        mlp.down_proj.weight[:, silent] = 0
+    given = layer_weights(target, LAYERS - 1)
+    cut = narrowed(given, 44)
+    gate, up, down = (cut[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    assert (len(gate), len(up), down.shape[1]) == (44, 44, 44)
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    ours = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+    torch.testing.assert_close(ours, mlp(x), rtol=1e-4, atol=1e-5)
+    assert narrowed(given, 48) is given
+    assert narrowed({"norm.weight": x}, 3) == {"norm.weight": x}
 
 
 def test_the_final_norm_is_what_it_multiplies_with():

@@ -13,7 +13,7 @@ import torch
 
 from forerun.errors import TrainingFailed
 from forerun.training import checkpoints
-from forerun.training.checkpoints import Checkpoints, Progress, named, under
+from forerun.training.checkpoints import Checkpoints, Progress, give_weights, named, under, weights_of
 from forerun.training.metrics import MetricsLog, Sums, Usage
 from forerun.training.stops import INSIST, StopRequest, writing
 
@@ -41,6 +41,29 @@ def test_what_was_saved_comes_back(tmp_path):
     assert found.progress == Progress(step=3, place=30, used=Usage(tokens=3), evaluation={"step": 3})
     assert found.run == {"settings": {"seed": 0}}
     assert torch.equal(under("network", found.tensors)["w"], torch.full((2, 3), 3.0))
+
+
+def test_a_tensor_with_two_names_is_kept_once():
+    """A head that is the embedding: one tensor is saved, both names have it afterwards. Another network is refused by
+    the name that differs.
+    """
+
+    def tied(width: int = 3, value: float = 0.0) -> torch.nn.Module:
+        network = torch.nn.ModuleDict({"embed": torch.nn.Embedding(5, width), "head": torch.nn.Linear(width, 5, False)})
+        network["head"].weight = network["embed"].weight
+        torch.nn.init.constant_(network["embed"].weight, value)
+        return network
+
+    saved = weights_of(tied(value=2.0))
+    assert saved.keys() == {"embed.weight"}
+    network = tied()
+    give_weights(network, saved)
+    assert torch.equal(network["head"].weight, torch.full((5, 3), 2.0))
+    assert network["head"].weight is network["embed"].weight
+    with pytest.raises(ValueError, match=r"^embed.weight$"):
+        give_weights(tied(width=4), saved)
+    with pytest.raises(ValueError, match=r"^more$"):
+        give_weights(network, {**saved, "more": torch.zeros(1)})
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from forerun.training.config import choose
 from forerun.training.optimizer import (
     Average,
     LossScale,
-    adamw,
     clip,
     gradient_norm,
     learning_rate,
     optimizer_tensors,
+    optimizers,
     restore_optimizer,
     trained,
 )
@@ -112,14 +112,16 @@ def network() -> nn.Module:
     return nn.ModuleDict({"embed": nn.Embedding(3, 2), "fc": nn.Linear(2, 2), "norm": nn.LayerNorm(2)})
 
 
-def test_weight_decay_spares_norms_biases_and_embeddings():
-    """With a gradient of zero AdamW changes nothing but what decays: the matrices."""
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_weight_decay_spares_norms_biases_and_embeddings(name):
+    """With a gradient of zero nothing changes but what decays: the matrices."""
     net = network()
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    optimizer = adamw(net, config(weight_decay=0.5, learning_rate=0.1))
+    moved_by = optimizers(net, config(weight_decay=0.5, learning_rate=0.1, optimizer=name))
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
+    for optimizer in moved_by:
+        optimizer.step()
     changed = {name for name, p in net.named_parameters() if not torch.equal(p, before[name])}
     assert changed == {"fc.weight"}
     assert torch.allclose(net["fc"].weight, before["fc.weight"] * (1 - 0.1 * 0.5))
@@ -165,25 +167,51 @@ def test_the_loss_scale_halves_until_it_is_one_and_grows_when_it_is_calm():
     assert not LossScale(False).lower()
 
 
-def test_the_optimiser_goes_on_from_named_tensors():
+def test_muon_moves_matrices_as_far_as_adamw_and_in_orthogonal_directions():
+    """The rest is AdamW's; a matrix's update has singular values of nearly one size and about AdamW's norm."""
+    torch.manual_seed(0)
+    nets = {name: nn.ModuleDict({"fc": nn.Linear(32, 24), "norm": nn.LayerNorm(4)}) for name in ("adamw", "muon")}
+    nets["muon"].load_state_dict(nets["adamw"].state_dict())
+    gradient = torch.randn(24, 32) @ torch.diag(torch.logspace(0, -3, 32))
+    updates = {}
+    for name, net in nets.items():
+        before = net["fc"].weight.detach().clone()
+        moved_by = optimizers(net, config(learning_rate=0.1, optimizer=name))
+        assert [type(o).__name__ for o in moved_by] == (["AdamW"] if name == "adamw" else ["Muon", "AdamW"])
+        for parameter in net.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        net["fc"].weight.grad = gradient.clone()
+        for optimizer in moved_by:
+            optimizer.step()
+        updates[name] = net["fc"].weight.detach() - before
+        assert torch.allclose(net["norm"].weight, torch.full((4,), 0.9), atol=1e-4)
+    size = {name: update.square().mean().sqrt() for name, update in updates.items()}
+    assert 0.1 < size["muon"] / size["adamw"] < 1.5
+    spread = torch.linalg.svdvals(updates["muon"])
+    assert spread[0] / spread[15] < 3
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_the_optimiser_goes_on_from_named_tensors(name):
     """Two steps, or one, its state into a new optimiser, and another: the same bits."""
 
-    def steps(net, optimizer, count):
+    def steps(net, moved_by, count):
         for k in range(count):
             for p in net.parameters():
                 p.grad = torch.sin(p.detach() * 3 + k)
-            optimizer.step()
+            for optimizer in moved_by:
+                optimizer.step()
 
     straight, halved = network(), network()
-    settings = config(weight_decay=0.1)
-    optimizer = adamw(straight, settings)
+    settings = config(weight_decay=0.1, optimizer=name)
+    optimizer = optimizers(straight, settings)
     steps(straight, optimizer, 1)
     steps(straight, optimizer, 1)
-    first = adamw(halved, settings)
+    first = optimizers(halved, settings)
     assert optimizer_tensors(first, trained(halved)) == {}
     steps(halved, first, 1)
     saved = {name: tensor.clone() for name, tensor in optimizer_tensors(first, trained(halved)).items()}
-    second = adamw(halved, settings)
+    second = optimizers(halved, settings)
     restore_optimizer(second, trained(halved), saved)
     steps(halved, second, 1)
     for one, other in zip(straight.parameters(), halved.parameters(), strict=True):

@@ -60,6 +60,13 @@ def test_time_is_operations_over_their_rate():
     assert flops_per_token(replace(WORK, rows_per_token=3.0))[0] == 2000 + 3 * (flops - 2000)
 
 
+def test_a_drafters_own_tables_are_counted_once():
+    """Its embedding is looked up and its head is as wide as itself; both take memory as all parameters do."""
+    own = replace(WORK, table_parameters=60, head_width=3)
+    assert flops_per_token(own)[0] == 2 * 1000 + 1 * (2 * 8 * 50 + 6 * 40 + 6 * 3 * 20)
+    assert plan(own, 1e6).memory == plan(WORK, 1e6).memory
+
+
 def test_a_measurement_replaces_the_estimate():
     """Tokens over the seconds of target and drafter, on all devices."""
     found = plan(WORK, 1e6, Measured(tokens=100, capture_seconds=1.5, learn_seconds=0.5))

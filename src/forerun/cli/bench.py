@@ -109,7 +109,7 @@ def bench(
     plan = Plan.of(run, engine)
     ready = _ready(engine, plan)
     records = named_prompts(prompts)
-    with ready.load() as loaded:
+    with ready.load(max(plan.lengths)) as loaded:
         ids = prompt_ids(records, loaded.target.tokenizer, prompts.limit or PROMPTS)
         benchmark = _benchmark(loaded, run, plan, ids)
         if benchmark.note:
@@ -131,7 +131,7 @@ def _ready(engine: EngineFlags, plan: Plan) -> EngineFlags:
         raise OptionError("--batch", f"{batch} is more than --max-num-seqs ({engine.max_num_seqs})")
     ready = dataclasses.replace(
         with_drafters(engine, "measuring"),
-        num_speculative_tokens=longest,
+        num_speculative_tokens=None,  # K of every row is asked for with the row
         max_num_seqs=engine.max_num_seqs or batch,
     )
     if all(config.name == "vanilla" for config in ready.drafters()):

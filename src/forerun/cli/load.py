@@ -17,15 +17,19 @@ if TYPE_CHECKING:
     from forerun.target.hf import HFTarget
 
 
-def load_engine(flags: EngineFlags) -> Engine:
+def load_engine(flags: EngineFlags, up_to: int | None = None) -> Engine:
     """The engine that the flags ask for.
+
+    Args:
+        flags: of the engine.
+        up_to: K of drafters that set none, or the most they can make.
 
     Raises:
         ForerunError: with the flag to change.
     """
     configs = flags.drafters()  # what is wrong there is told before anything is loaded
     with waiting("loading"):
-        return load_with(flags, configs)
+        return load_with(flags, configs, up_to)
 
 
 def with_drafters(flags: EngineFlags, doing: str) -> EngineFlags:
@@ -37,12 +41,14 @@ def with_drafters(flags: EngineFlags, doing: str) -> EngineFlags:
     return dataclasses.replace(flags, drafter=drafter)
 
 
-def load_with(flags: EngineFlags, configs: Sequence[SpeculativeConfig]) -> Engine:
+def load_with(flags: EngineFlags, configs: Sequence[SpeculativeConfig], up_to: int | None = None) -> Engine:
     """An engine over a target of its own, with these drafters instead of those of the flags."""
     from forerun.engine import Engine, EngineOptions
+    from forerun.engine.load import drafting_up_to
 
     target = load_target_of(flags)
-    return Engine(target, load_drafters_of(flags, target, configs), EngineOptions.of(flags.options()))
+    loaded = load_drafters_of(flags, target, configs)
+    return Engine(target, loaded if up_to is None else drafting_up_to(loaded, up_to), EngineOptions.of(flags.options()))
 
 
 def load_target_of(flags: EngineFlags) -> HFTarget:

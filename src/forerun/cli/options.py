@@ -140,11 +140,11 @@ class EngineFlags:
         base = configs[0].model_dump(exclude_unset=True) if configs else {}
         return parse_configs({**base, **dotted})
 
-    def load(self) -> Engine:
-        """Loads target and drafters. An error names the flag of the model it is about."""
+    def load(self, up_to: int | None = None) -> Engine:
+        """Loads target and drafters; `up_to` is K of those that set none. An error names the flag it is about."""
         from forerun.cli.load import load_engine
 
-        return load_engine(self)
+        return load_engine(self, up_to)
 
 
 def _dotted_item(item: str) -> tuple[str, Any]:

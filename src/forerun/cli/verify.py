@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +19,9 @@ if TYPE_CHECKING:
 
 NOT_LOSSLESS = 1
 """Exit code if any check fails."""
+
+MOST_DRAFTED = 8
+"""K up to which every length is tried, where the drafter can make as many."""
 
 PROMPTS = 3
 """Of the package's own, where none are named."""
@@ -57,13 +59,13 @@ def verify(engine: EngineFlags, prompts: PromptFlags, amount: VerifyFlags, json_
     files = _files(amount.output)
     ready = _checked(engine, amount)
     records = named_prompts(prompts)
-    with ready.load() as loaded:
+    longest = ready.num_speculative_tokens or MOST_DRAFTED
+    with ready.load(longest) as loaded:
         from forerun.bench.certificate import Certifier
 
         ids = prompt_ids(records, loaded.target.tokenizer, prompts.limit or PROMPTS)
-        assert ready.num_speculative_tokens is not None
         with waiting("warming up"):
-            certifier = Certifier(loaded, ids, amount.options(ready.num_speculative_tokens))
+            certifier = Certifier(loaded, ids, amount.options(longest))
         with progress("verifying", certifier.total) as advance:
             certificate = certifier.run(advance)
     _report(certificate, files, json_)
@@ -80,9 +82,7 @@ def _checked(engine: EngineFlags, amount: VerifyFlags) -> EngineFlags:
             raise OptionError(name, f"must be at least {least}, got {value}")
     if engine.num_speculative_tokens is not None and engine.num_speculative_tokens < 1:
         raise OptionError("--num-speculative-tokens", f"must be at least 1, got {engine.num_speculative_tokens}")
-    ready = dataclasses.replace(
-        with_drafters(engine, "verifying"), num_speculative_tokens=engine.num_speculative_tokens or 8
-    )
+    ready = with_drafters(engine, "verifying")
     if all(config.name == "vanilla" for config in ready.drafters()):
         raise OptionError("--drafter", "vanilla drafts nothing: there is nothing to verify")
     return ready

@@ -14,6 +14,7 @@ from forerun.verify import Draft, Proposal
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from forerun.drafters.learned import Learner
     from forerun.target.base import Target
     from forerun.target.load import Device, Dtype
 
@@ -94,6 +95,11 @@ class Drafter(ABC):
     def load(cls, options: Mapping[str, Any], context: LoadContext) -> Self:  # noqa: ARG003 - most need no context
         """Builds the drafter from its own keys of the speculative config."""
         return cls(**options)
+
+    @classmethod
+    def learner(cls) -> type[Learner] | None:
+        """What `forerun train` trains to make one; None: it is not trained."""
+        return None
 
     @property
     def block_bytes(self) -> int:

@@ -47,9 +47,9 @@ def save_drafter(drafter: LearnedDrafter, folder: Path) -> None:
     tensors = {**weights, **drafter.vocabulary.tensors()}
     new = folder / f"{WEIGHTS}.new"
     save_file(tensors, new, {"format": "pt", "config_sha256": _digest(config)})
-    _replace(new, folder / WEIGHTS)
+    put_in_place(new, folder / WEIGHTS)
     (folder / f"{CONFIG}.new").write_text(config, encoding="utf-8")
-    _replace(folder / f"{CONFIG}.new", folder / CONFIG)
+    put_in_place(folder / f"{CONFIG}.new", folder / CONFIG)
 
 
 def stored_names(kind: type[LearnedDrafter], network: nn.Module) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ def stored_names(kind: type[LearnedDrafter], network: nn.Module) -> dict[str, Te
     return out
 
 
-def _replace(new: Path, old: Path) -> None:
+def put_in_place(new: Path, old: Path) -> None:
     """`new` takes the place of `old` once it is on the disk."""
     with new.open("rb") as file:
         os.fsync(file.fileno())

@@ -1,13 +1,12 @@
 """Drafters that are trained: what they are to the trainer, beside what every `Drafter` is to the engine.
 
-A learned drafter is one object for both: it is designed for a target (or loaded for it), computes its losses on packed
-batches, and drafts with the very same network. The trainer, the evaluation and the engine know this file, never a
-drafter's own.
+The trainer and its evaluation know a `Learner`, the engine a `Drafter`. A `LearnedDrafter` is one object for both: it
+is designed for a target (or loaded for it), computes its losses on packed batches, and drafts with the same network.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -84,13 +83,17 @@ class Losses:
     Reserved: `teacher_forced_acceptance@k`, which evaluation prints by position."""
 
 
-class DraftSettings(BaseModel):
+class LearnerSettings(BaseModel):
     """How a drafter is built and taught: the options of `forerun train KIND` that belong to the kind.
 
     Every kind adds its own. Descriptions are shown by `forerun train KIND --help`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DraftSettings(LearnerSettings):
+    """What all drafters that read the target's features let their user choose."""
 
     layers: int | None = Field(default=None, ge=1, description="Decoder layers of the drafter; default: by kind.")
     taps: tuple[int, ...] | None = Field(
@@ -132,71 +135,76 @@ class DraftConfig(BaseModel):
     dtype: Literal["float32", "bfloat16", "float16", "float64"]
 
 
-class LearnedDrafter(Drafter):
-    """A drafter with a network of its own that reads the target's features.
+class Learner(ABC):
+    """What is trained: a network that learns to predict its target. The trainer knows this of a kind and no more."""
 
-    Args:
-        config: what `config.json` says.
-        network: its weights; the names of its parameters are those of the checkpoint. The target's embedding and head
-            are used in place and no part of it.
-        vocabulary: the target ids it can propose.
-        target: gives features, embedding, final norm and head.
-    """
+    name: ClassVar[str]
+    """Of the kind."""
+    settings_class: ClassVar[type[LearnerSettings]]
+    library: ClassVar[str] = "forerun"
+    """What loads a folder written by `save`, for its card."""
+    promise: ClassVar[str] = (
+        "It is loaded for this target only: another model, tokenizer or chat template is refused by name."
+    )
+    """For what it can be loaded, for its card."""
 
-    settings_class: ClassVar[type[DraftSettings]]
-    config_class: ClassVar[type[DraftConfig]]
-    config_keys = frozenset({"model", "revision", "allow_target_mismatch", "max_model_len"})
-    renamed: ClassVar[Mapping[str, str]] = {}
-    """Prefixes of the network's parameter names -> what stands for them in the checkpoint."""
-
-    def __init__(self, config: DraftConfig, network: nn.Module, vocabulary: DraftVocabulary, target: Target):
-        self.config = config
-        self.network = network
-        self.vocabulary = vocabulary
-        self.target = target
-        self.taps = config.aux_hidden_state_layer_ids
-        self.settings: Any = self.settings_class()
-        """Of its training; the defaults where it was loaded."""
+    target: Target
+    """Gives embedding, final norm and head, and the law that is learned."""
+    network: nn.Module
+    """What is trained, in float32."""
+    vocabulary: DraftVocabulary
+    """The target ids it can propose."""
+    taps: tuple[int, ...]
+    """Target hidden states it reads, h convention, ascending; none, if it only learns from the law."""
+    settings: Any
+    """Of its training."""
 
     @classmethod
     @abstractmethod
     def design(cls, target: Target, settings: Any, plan: DesignPlan) -> Self:
-        """A new drafter for a target, with its starting weights in float32; `settings` are of `settings_class`.
+        """A new one for a target, with its starting weights in float32; `settings` are of `settings_class`.
 
         Raises:
             OptionError: a setting that does not fit the target (taps out of range, a vocabulary larger than V).
         """
 
-    @classmethod
+    @property
     @abstractmethod
-    def network_of(cls, config: Any) -> nn.Module:
-        """The network that a config describes, with any weights."""
+    def saved_dtype(self) -> torch.dtype:
+        """Of the weights that `save` writes."""
 
-    @classmethod
-    def load(cls, options: Mapping[str, Any], context: LoadContext) -> Self:
-        """From a folder written by `save`, frozen, in the dtype and on the device of the context.
+    @property
+    @abstractmethod
+    def made_for(self) -> Mapping[str, str]:
+        """The fingerprint of its target, part by part."""
 
-        Raises:
-            OptionError: no folder given. ModelError: it is no drafter of this kind, is incomplete, or was trained for
-            another target (the difference is named; `allow_target_mismatch` loads it anyway).
-        """
-        from forerun.drafters.checkpoint import load_drafter
+    @property
+    def base_model(self) -> str:
+        """The model it is made from, for its card."""
+        return self.target.name
 
-        return load_drafter(cls, options, context)
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was decided in its design, for the user to know."""
+        return ()
 
+    @property
+    def needs_normalizer(self) -> bool:
+        """Whether `log_normalizer` of a batch spares it the teacher's whole head."""
+        return self.vocabulary.kept is not None
+
+    @property
+    def tables(self) -> tuple[nn.Embedding, nn.Linear] | None:
+        """Embedding and head, where the network has its own: a plan counts them apart from its layers."""
+        return None
+
+    @abstractmethod
     def save(self, folder: Path) -> None:
-        """Writes `config.json` and `model.safetensors`; other files in the folder are kept."""
-        from forerun.drafters.checkpoint import save_drafter
+        """Writes what a drafter of the kind is loaded from; other files in the folder are kept."""
 
-        save_drafter(self, folder)
-
-    def for_decoding(self, dtype: torch.dtype) -> Self:
+    @abstractmethod
+    def for_decoding(self, dtype: torch.dtype) -> Drafter:
         """A frozen copy in another dtype, as it decodes after saving and loading; the original goes on training."""
-        from forerun.drafters.checkpoint import decoding_copy
-
-        return decoding_copy(self, dtype)
-
-    # -------------------------------------------------------------------------------------------------------- training
 
     @abstractmethod
     def prepare(self, batch: TrainingBatch, generator: torch.Generator) -> Exercise:
@@ -236,15 +244,86 @@ class LearnedDrafter(Drafter):
                 return (logits[:, kept] - logits.logsumexp(-1, keepdim=True)).exp()
             return (wide(self._partial(normed)) - log_normalizer[:, None]).exp()
 
-    def target_head(self, normed: Tensor) -> Tensor:
-        """The target's own head on normed vectors [..., H], at the ids of the draft vocabulary: [..., D]."""
-        normed = normed.to(self.target.dtype)
-        return self.target.logits(normed) if self.vocabulary.kept is None else self._partial(normed)
-
     @cached_property
     def _partial(self) -> Callable[[Tensor], Tensor]:
         assert self.vocabulary.kept is not None
         return self.target.partial_logits(self.vocabulary.kept)
+
+
+class LearnedDrafter(Learner, Drafter):
+    """A drafter with a network of its own that reads the target's features.
+
+    Args:
+        config: what `config.json` says.
+        network: its weights; the names of its parameters are those of the checkpoint. The target's embedding and head
+            are used in place and no part of it.
+        vocabulary: the target ids it can propose.
+        target: gives features, embedding, final norm and head.
+    """
+
+    settings_class: ClassVar[type[DraftSettings]]
+    config_class: ClassVar[type[DraftConfig]]
+    config_keys = frozenset({"model", "revision", "allow_target_mismatch", "max_model_len"})
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Prefixes of the network's parameter names -> what stands for them in the checkpoint."""
+
+    def __init__(self, config: DraftConfig, network: nn.Module, vocabulary: DraftVocabulary, target: Target):
+        self.config = config
+        self.network = network
+        self.vocabulary = vocabulary
+        self.target = target
+        self.taps = config.aux_hidden_state_layer_ids
+        self.settings: Any = self.settings_class()
+        """Of its training; the defaults where it was loaded."""
+
+    @classmethod
+    def learner(cls) -> type[Learner]:
+        return cls
+
+    @classmethod
+    @abstractmethod
+    def network_of(cls, config: Any) -> nn.Module:
+        """The network that a config describes, with any weights."""
+
+    @classmethod
+    def load(cls, options: Mapping[str, Any], context: LoadContext) -> Self:
+        """From a folder written by `save`, frozen, in the dtype and on the device of the context.
+
+        Raises:
+            OptionError: no folder given. ModelError: it is no drafter of this kind, is incomplete, or was trained for
+            another target (the difference is named; `allow_target_mismatch` loads it anyway).
+        """
+        from forerun.drafters.checkpoint import load_drafter
+
+        return load_drafter(cls, options, context)
+
+    @property
+    def saved_dtype(self) -> torch.dtype:
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self.config.dtype)
+        return dtype
+
+    @property
+    def made_for(self) -> Mapping[str, str]:
+        return self.config.target_fingerprint
+
+    def save(self, folder: Path) -> None:
+        """Writes `config.json` and `model.safetensors`; other files in the folder are kept."""
+        from forerun.drafters.checkpoint import save_drafter
+
+        save_drafter(self, folder)
+
+    def for_decoding(self, dtype: torch.dtype) -> Self:
+        """See `Learner.for_decoding`."""
+        from forerun.drafters.checkpoint import decoding_copy
+
+        return decoding_copy(self, dtype)
+
+    def target_head(self, normed: Tensor) -> Tensor:
+        """The target's own head on normed vectors [..., H], at the ids of the draft vocabulary: [..., D]."""
+        normed = normed.to(self.target.dtype)
+        return self.target.logits(normed) if self.vocabulary.kept is None else self._partial(normed)
 
 
 def wide(x: Tensor) -> Tensor:
@@ -265,6 +344,8 @@ class DesignPlan:
     dtype: Literal["float32", "bfloat16", "float16", "float64"]
     """Of the saved weights."""
     seed: int
+    trust_remote_code: bool = False
+    """Whether code that comes with a model may be run."""
 
 
 def config_fields(target: Target, settings: DraftSettings, plan: DesignPlan, taps: Sequence[int]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def in_chunks(rows: Callable[..., RowLosses], size: int, *tensors: Tensor) -> Ro
     """
     count = len(tensors[0])
     if count == 0:
-        empty = tensors[0].new_zeros(0, dtype=torch.float32)
+        empty = tensors[0].flatten()[:0].float()  # still a part of the graph
         return RowLosses(empty, empty, empty, empty)
     parts = []
     for start in range(0, count, size):

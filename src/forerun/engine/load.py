@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
@@ -81,6 +81,16 @@ def load_drafters(given: Any, target: Target, options: EngineOptions) -> list[Lo
     if len(modes) > 1:
         raise OptionError("verify_mode", "drafters of one engine need the same one; a request may choose another")
     return loaded
+
+
+def drafting_up_to(loaded: Sequence[LoadedDrafter], k: int) -> list[LoadedDrafter]:
+    """The same drafters, those that set no K of their own with this one or the most they can make."""
+    return [
+        entry
+        if entry.config.num_speculative_tokens is not None
+        else LoadedDrafter(entry.drafter, entry.config.with_draft_length(min(k, entry.drafter.max_draft or k)))
+        for entry in loaded
+    ]
 
 
 def _context(target: Target, options: EngineOptions) -> LoadContext:

@@ -114,14 +114,16 @@ def _itemsize(name: str) -> int:
 # ------------------------------------------------------------------------------------------------------------ memory
 
 
-def check_fits(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, times: float = LOADING) -> None:
+def check_fits(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, times: float = LOADING, purpose: str = "to load"
+) -> None:
     """DoesNotFit, with the arithmetic, if so many times the weights are more than what is free on the device."""
     need = int(checkpoint.bytes_as(dtype) * times)
     free = available_memory(device)
     if need > free:
         raise DoesNotFit(
             f"--target: {checkpoint.parameters:,} parameters x {dtype.itemsize} bytes "
-            f"({str(dtype).removeprefix('torch.')}) x {times} to load = {need / GIB:.2f} GiB, "
+            f"({str(dtype).removeprefix('torch.')}) x {times} {purpose} = {need / GIB:.2f} GiB, "
             f"but {free / GIB:.2f} GiB are free on {device}; "
             "choose a smaller model, another --dtype or another --device"
         )

@@ -68,7 +68,7 @@ def load_target(
             raise OptionError("tokenizer", "a loaded model needs its tokenizer")
         return HFTarget(source, HFTokenizer(tokenizer), max_model_len=max_model_len)
     place = choose_device(device)
-    checkpoint, chosen = _resolve(str(source), dtype, place, revision, trust_remote_code)
+    checkpoint, chosen = resolve(str(source), dtype, place, revision, trust_remote_code)
     check_fits(checkpoint, chosen, place)
     options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     model, inner = pretrained(str(source), checkpoint.folder, chosen, options, use_safetensors=True)
@@ -105,7 +105,7 @@ def choose_dtype(dtype: Dtype, own: torch.dtype, device: torch.device) -> torch.
 # ------------------------------------------------------------------------------------------------------- where it is
 
 
-def _resolve(
+def resolve(
     source: str, dtype: Dtype, device: torch.device, revision: str | None, trust_remote_code: bool
 ) -> tuple[Checkpoint, torch.dtype]:
     """The folder a source stands for, and the dtype to load it in."""

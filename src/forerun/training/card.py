@@ -41,14 +41,16 @@ def card(job: Job, progress: Progress) -> str:
 
 def _head(job: Job, progress: Progress) -> str:
     kind, target = job.drafter.name, job.target.name
-    meta = {"library_name": "forerun", "base_model": target, "tags": ["speculative-decoding", "forerun", kind]}
+    tags = ["speculative-decoding", "forerun", kind]
+    meta = {"library_name": job.drafter.library, "base_model": job.drafter.base_model, "tags": tags}
     lines = "\n".join(f"{name}: {json.dumps(value)}" for name, value in meta.items())
     parameters = sum(p.numel() for p in job.drafter.network.parameters())
+    saved = str(job.drafter.saved_dtype).removeprefix("torch.")
     return (
         f"---\n{lines}\n---\n# `{kind}` drafter for {target}\n\n"
         f"A drafter for lossless speculative decoding: it guesses the next tokens, {target} checks them in one pass, "
         "and the text is what the target alone would have written. "
-        f"{parameters:,} parameters, saved in {job.drafter.config.dtype}; "
+        f"{parameters:,} parameters, saved in {saved}; "
         f"step {progress.step:,} of {job.config.steps:,} of a run of forerun {forerun.__version__}."
     )
 
@@ -58,7 +60,7 @@ def _use(job: Job) -> str:
     return (
         "## How to use it\n\n```\n"
         f"forerun generate --target {job.config.target} --speculative-config '{config}' --prompt 'Hello'\n"
-        "```\n\nIt is loaded for this target only: another model, tokenizer or chat template is refused by name."
+        f"```\n\n{job.drafter.promise}"
     )
 
 
@@ -102,12 +104,11 @@ def _by_position(rows: Sequence[tuple[str, Sequence[float | None]]]) -> str:
 
 
 def _target(job: Job) -> str:
-    prints = job.drafter.config.target_fingerprint
+    prints = job.drafter.made_for
     lines = [f"- {part.replace('_', ' ')}: `{value}`" for part, value in prints.items()]
     taps = ", ".join(map(str, job.drafter.taps))
-    return "\n".join([
-        f"## Target\n\n{job.target.name}, hidden states {taps} of {job.target.num_layers}. Its fingerprint:\n", *lines
-    ])  # fmt: skip
+    read = f", hidden states {taps} of {job.target.num_layers}" if taps else ""
+    return "\n".join([f"## Target\n\n{job.target.name}{read}. Its fingerprint:\n", *lines])
 
 
 def _data(job: Job) -> str:

@@ -18,9 +18,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from forerun.errors import TrainingFailed
 from forerun.training.metrics import Usage
@@ -169,6 +170,25 @@ def _to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def weights_of(network: nn.Module) -> dict[str, Tensor]:
+    """The state of a network, each tensor under its first name: a head may be the embedding under a second one."""
+    first: dict[tuple[int, torch.Size], str] = {}
+    state = network.state_dict()
+    return {name: t for name, t in state.items() if first.setdefault((t.data_ptr(), t.shape), name) == name}
+
+
+def give_weights(network: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """What `weights_of` took, back. ValueError names a tensor that is not the same in both."""
+    own = weights_of(network)  # views of the parameters
+    names = [*own, *(name for name in saved if name not in own)]
+    for name in names:
+        if name not in own or name not in saved or own[name].shape != saved[name].shape:
+            raise ValueError(name)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])
 
 
 def named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

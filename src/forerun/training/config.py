@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from forerun.drafters import DRAFTERS, drafter_class
-from forerun.drafters.learned import DraftSettings, LearnedDrafter
+from forerun.drafters.learned import Learner, LearnerSettings
 from forerun.errors import OptionError, nearest
 
 DATA, LENGTH, OPTIMISER, EVALUATION, FILES, MACHINE = (
@@ -62,6 +62,9 @@ class TrainingConfig(BaseModel):
         free=True, ge=1,
     )  # fmt: skip
     # Optimiser.
+    optimizer: Literal["adamw", "muon"] = _setting(
+        "adamw", "muon: for the matrices, AdamW for the rest; learns more from few steps.", OPTIMISER
+    )
     learning_rate: float = _setting(6e-4, "Its peak.", OPTIMISER, gt=0)
     warmup_share: float = _setting(0.04, "Share of the steps in which it rises.", OPTIMISER, ge=0, le=1)
     schedule: Literal["cosine", "linear", "constant"] = _setting("cosine", "How it falls afterwards.", OPTIMISER)
@@ -168,20 +171,20 @@ def is_free(name: str) -> bool:
 # ------------------------------------------------------------------------------------------------------------- the kind
 
 
-def learned_kind(name: str) -> type[LearnedDrafter]:
-    """The class of a drafter that can be trained. OptionError lists those there are."""
+def learned_kind(name: str) -> type[Learner]:
+    """What is trained to make a drafter of that name. OptionError lists the names there are."""
     try:
-        kind = drafter_class(name)
+        kind = drafter_class(name).learner()
     except OptionError:
         raise OptionError("KIND", f"no drafter is called {name!r}; {nearest(name, learned_kinds())}") from None
-    if not issubclass(kind, LearnedDrafter):
+    if kind is None:
         raise OptionError("KIND", f"{name!r} is not trained; these are: {', '.join(learned_kinds()) or 'none yet'}")
     return kind
 
 
 def learned_kinds() -> list[str]:
     """Names of the drafters that can be trained; imports all drafters."""
-    return [name for name in DRAFTERS if issubclass(drafter_class(name), LearnedDrafter)]
+    return [name for name in DRAFTERS if drafter_class(name).learner() is not None]
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -192,9 +195,9 @@ class Chosen:
     """A configuration, and for every value why it is what it is."""
 
     config: TrainingConfig
-    settings: DraftSettings
+    settings: LearnerSettings
     """`config.draft`, of the kind's own class."""
-    kind: type[LearnedDrafter]
+    kind: type[Learner]
     origins: Mapping[str, str]
     """name, or `draft.NAME` -> `flag`, a file, the reason for a derived value, or `default`."""
 
@@ -263,14 +266,14 @@ def _read(file: Path) -> dict[str, Any]:
     return {str(key).replace("-", "_"): value for key, value in content.items()}
 
 
-def _settings(kind: type[LearnedDrafter], given: Mapping[str, Any], origins: dict[str, str]) -> DraftSettings:
+def _settings(kind: type[Learner], given: Mapping[str, Any], origins: dict[str, str]) -> LearnerSettings:
     """The kind's own settings; lists may be written with commas."""
     fields = kind.settings_class.model_fields
     values = {
         name: as_list(value) if name in fields and wants_list(fields[name].annotation) else value
         for name, value in given.items()
     }
-    settings: DraftSettings = _checked(kind.settings_class, values, origins, "draft.")
+    settings: LearnerSettings = _checked(kind.settings_class, values, origins, "draft.")
     return settings
 
 
@@ -295,6 +298,10 @@ def _checked(schema: type[Any], values: Mapping[str, Any], origins: Mapping[str,
         return schema(**values)
     except ValidationError as error:
         first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, OptionError):  # settings that do not go together
+        flag = f"--{prefix}{cause.option.replace('_', '-')}"
+        raise OptionError(flag, str(cause).removeprefix(f"{cause.option}: "))
     key = str(first["loc"][0])
     flag = f"--{prefix}{key.replace('_', '-')}"
     origin = origins.get(f"{prefix}{key}", FLAG)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forerun.drafters.config import SpeculativeConfig
-from forerun.drafters.learned import LearnedDrafter
+from forerun.drafters.learned import Learner
 from forerun.engine import Engine, EngineOptions
 from forerun.engine.propose import LoadedDrafter
 from forerun.engine.stats import DecodingStats, total
@@ -104,7 +104,7 @@ class Evaluator:
         self.accelerator, self.stopping = accelerator, stopping
         self._mine = list(samples)[accelerator.process_index :: accelerator.num_processes]
 
-    def evaluate(self, drafter: LearnedDrafter, step: int) -> Evaluation:
+    def evaluate(self, drafter: Learner, step: int) -> Evaluation:
         """With the weights the drafter has now. Interrupted on every device if one was asked to stop."""
         training = drafter.network.training
         drafter.network.eval()
@@ -131,7 +131,7 @@ class Evaluator:
     # -------------------------------------------------------------------------------------------------- teacher forced
 
     @torch.no_grad()
-    def _teacher_forced(self, drafter: LearnedDrafter) -> Sums:
+    def _teacher_forced(self, drafter: Learner) -> Sums:
         """The drafter's own losses on the held-out text, with the same exercises every time."""
         assert self.config.micro_batch_tokens is not None
         sums = Sums()
@@ -148,7 +148,7 @@ class Evaluator:
 
     # -------------------------------------------------------------------------------------------------------- decoding
 
-    def _decode(self, drafter: LearnedDrafter, temperature: float) -> Decoding:
+    def _decode(self, drafter: Learner, temperature: float) -> Decoding:
         """This device's prompts, completed by the engine with the drafter as it would be after saving and loading."""
         watched = Observed(drafter.for_decoding(drafter.target.dtype))
         prompts = [prompt_of(sample) for sample in self._mine]
@@ -172,7 +172,7 @@ class Evaluator:
             Engine.result(request)  # raises the error of a request that failed
         return Decoding(temperature, len(prompts), total(r.stats for r in requests), watched.rounds)
 
-    def _engine(self, drafter: LearnedDrafter, watched: Observed, longest: int) -> Engine:
+    def _engine(self, drafter: Learner, watched: Observed, longest: int) -> Engine:
         """With KV storage for no more than these prompts need."""
         target = drafter.target
         together = min(TOGETHER, len(self._mine))

@@ -1,9 +1,9 @@
-"""AdamW, its schedule, clipping, the average of the weights and the scale of float16 losses."""
+"""AdamW and Muon, their schedule, clipping, the average of the weights and the scale of float16 losses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +18,13 @@ def trained(network: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
 
 
-def adamw(network: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW with decoupled weight decay (Loshchilov & Hutter 2019), which norms, biases and embeddings are spared."""
+def optimizers(network: nn.Module, config: TrainingConfig) -> list[torch.optim.Optimizer]:
+    """What moves the weights: AdamW for all of them, or Muon for the matrices and AdamW for the rest.
+
+    AdamW has decoupled weight decay (Loshchilov & Hutter 2019), which norms, biases and embeddings are spared. Muon
+    (Jordan et al. 2024) gives every matrix inside the network an update of orthogonal directions, scaled so that it is
+    as large as AdamW's (Liu et al. 2025): one learning rate serves both.
+    """
     embedded = {
         f"{name}.{own}" if name else own
         for name, module in network.named_modules()
@@ -27,19 +32,23 @@ def adamw(network: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
         for own, _ in module.named_parameters(recurse=False)
     }
     parameters = trained(network)
-    decayed = [p for name, p in parameters.items() if p.ndim >= 2 and name not in embedded]
     spared = [p for name, p in parameters.items() if p.ndim < 2 or name in embedded]
-    groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": spared, "weight_decay": 0.0},
-    ]
-    device = next(iter(parameters.values())).device.type
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate,
-        betas=config.betas,
-        fused=device in ("cpu", "cuda"),
-    )
+    matrices = [p for name, p in parameters.items() if p.ndim >= 2 and name not in embedded]
+    inner = [p for p in matrices if p.ndim == 2 and min(p.shape) > 1] if config.optimizer == "muon" else []
+    rest = [p for p in matrices if all(p is not other for other in inner)]
+    groups = [{"params": rest, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
+    out: list[torch.optim.Optimizer] = []
+    if inner:
+        out.append(
+            torch.optim.Muon(
+                inner, lr=config.learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+            )
+        )
+    if groups:
+        fused = next(iter(parameters.values())).device.type in ("cpu", "cuda")
+        out.append(torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=fused))
+    return out
 
 
 def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
@@ -122,25 +131,30 @@ class LossScale:
 
 # ----------------------------------------------------------------------------------------------------- as named tensors
 
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+MOMENTS = ("exp_avg", "exp_avg_sq", "step", "momentum_buffer")
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimiser's state as `MOMENT.PARAMETER`; nothing before its first step."""
+def optimizer_tensors(
+    moved_by: Sequence[torch.optim.Optimizer], parameters: Mapping[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    """The optimisers' state as `MOMENT.PARAMETER`; nothing before their first step."""
     return {
         f"{moment}.{name}": optimizer.state[parameter][moment]
         for name, parameter in parameters.items()
+        for optimizer in moved_by
         if parameter in optimizer.state
         for moment in MOMENTS
+        if moment in optimizer.state[parameter]
     }
 
 
 def restore_optimizer(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+    moved_by: Sequence[torch.optim.Optimizer], parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Gives an optimiser the state that `optimizer_tensors` took."""
+    """Gives optimisers the state that `optimizer_tensors` took."""
+    owners = {id(p): optimizer for optimizer in moved_by for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in parameters.items():
-        state: dict[str, Any] = {}
+        optimizer, state = owners[id(parameter)], dict[str, Any]()
         for moment in MOMENTS:
             saved = tensors.get(f"{moment}.{name}")
             if saved is not None:

@@ -61,6 +61,10 @@ class Workload:
     """Activations in 2 bytes instead of 4."""
     average: bool = False
     store_bytes: int = 0
+    table_parameters: int = 0
+    """Of the drafter's, in an embedding and a head of its own: looked up, and counted with the logits."""
+    head_width: int | None = None
+    """Columns of the drafter's head; None: it is the target's."""
 
 
 @dataclass(frozen=True)
@@ -160,11 +164,11 @@ def flops_per_token(work: Workload) -> tuple[float, str]:
     and backward, and its head forward twice (once recomputed) and backward to its input. Attention is left out."""
     target = 2 * work.target_parameters
     teacher = 2 * work.hidden_size * work.vocab_size
-    head = 6 * work.hidden_size * work.draft_vocab_size
-    row = teacher + 6 * work.drafter_parameters + head
+    width, learned = work.head_width or work.hidden_size, work.drafter_parameters - work.table_parameters
+    row = teacher + 6 * learned + 6 * width * work.draft_vocab_size
     text = (
         f"2 x {work.target_parameters:,} + {work.rows_per_token:g} rows x (2 x {work.hidden_size:,} x "
-        f"{work.vocab_size:,} + 6 x {work.drafter_parameters:,} + 6 x {work.hidden_size:,} x {work.draft_vocab_size:,})"
+        f"{work.vocab_size:,} + 6 x {learned:,} + 6 x {width:,} x {work.draft_vocab_size:,})"
         "; rows per token are assumed, --plan-measure times them"
     )
     return target + work.rows_per_token * row, text
@@ -205,19 +209,24 @@ def workload_of(job: Job) -> Workload:
     assert config.steps is not None
     assert config.micro_batch_tokens is not None
     parameters = sum(p.numel() for p in network.parameters())
+    tables = job.drafter.tables or ()
     # A whole stream through its steps; a step is rarely quite full.
     per_epoch = int(job.order.lengths.sum()) / max(1, job.order.steps_of(1))
     return Workload(
         target_parameters=parameters_of(target),
         target_itemsize=target.dtype.itemsize,
         drafter_parameters=parameters,
-        saved_itemsize=getattr(torch, job.drafter.config.dtype).itemsize,
+        saved_itemsize=job.drafter.saved_dtype.itemsize,
         hidden_size=target.hidden_size,
         states=len({*job.drafter.taps, target.num_layers}),
         vocab_size=target.vocab_size,
         draft_vocab_size=job.drafter.vocabulary.draft_size,
         kv_bytes=target.block_bytes // BLOCK_SIZE,
-        activations=sum(m.in_features + m.out_features for m in network.modules() if isinstance(m, nn.Linear)),
+        activations=sum(
+            m.in_features + m.out_features
+            for m in network.modules()
+            if isinstance(m, nn.Linear) and m not in tables  # a head's are made in chunks
+        ),
         data_tokens=int(job.order.lengths.sum()),
         steps=config.steps,
         tokens_per_step=min(per_epoch, config.tokens_per_step),
@@ -227,6 +236,8 @@ def workload_of(job: Job) -> Workload:
         half=config.mixed_precision != "no",
         average=config.ema is not None,
         store_bytes=int((config.store_gb or 0) * 1e9),
+        table_parameters=sum(p.numel() for p in {p for table in tables for p in table.parameters()}),
+        head_width=tables[1].in_features if tables else None,
     )
 
 
@@ -257,7 +268,7 @@ def _timed(job: Job, samples: Sequence[Sample]) -> tuple[int, float, float]:
     from forerun.training.features import capture
 
     began = time.perf_counter()
-    batch = capture(job.target, samples, job.drafter.taps, with_normalizer=job.drafter.vocabulary.kept is not None)
+    batch = capture(job.target, samples, job.drafter.taps, with_normalizer=job.drafter.needs_normalizer)
     _wait(job)
     captured = time.perf_counter()
     with job.accelerator.autocast():

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from forerun.drafters.checkpoint import fingerprint_of
-from forerun.drafters.learned import DesignPlan, LearnedDrafter
+from forerun.drafters.learned import DesignPlan, Learner
 from forerun.errors import ModelError, OptionError
 from forerun.target.base import Target
+from forerun.training.allocator import keep_freed_memory
 from forerun.training.config import Chosen, TrainingConfig
 from forerun.training.folder import TRACKERS, identity
 from forerun.training.inputs import Inputs, View, open_inputs
@@ -41,7 +42,7 @@ class Job:
     target: Target
     inputs: Inputs
     order: Order
-    drafter: LearnedDrafter
+    drafter: Learner
     source: FeatureSource
     identity: dict[str, Any]
     """What must be the same when it is resumed."""
@@ -86,6 +87,8 @@ def start(chosen: Chosen) -> tuple[Chosen, Accelerator]:
             raise OptionError("--trackers", f"{tracker} is not installed: pip install {tracker}")
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    if device == "cpu":
+        keep_freed_memory()
     # It keeps the precision of the first accelerator of a process for all later ones.
     AcceleratorState._reset_state()
     accelerator = Accelerator(
@@ -146,7 +149,7 @@ def assemble(chosen: Chosen, accelerator: Accelerator, target: Target, data: Pat
         _same_everywhere(drafter)
     return Job(
         chosen, accelerator, target, inputs, order, drafter, source, identity(chosen, parts),
-        (*notes, *_notes(chosen, inputs, lengths, source)),
+        (*notes, *drafter.notes, *_notes(chosen, inputs, lengths, source)),
     )  # fmt: skip
 
 
@@ -188,11 +191,17 @@ def _complete(chosen: Chosen, order: Order, ranks: int, target: Target) -> Chose
     return chosen.derive("dtype", dtype, "derived: the target's")
 
 
-def _design(chosen: Chosen, target: Target, train: View) -> LearnedDrafter:
+def _design(chosen: Chosen, target: Target, train: View) -> Learner:
     """The drafter with its starting weights. OptionError names the setting that does not fit."""
     config = chosen.config
     assert config.max_length is not None
-    plan = DesignPlan(config.max_length, train.token_counts(target.vocab_size), cast(Any, config.dtype), config.seed)
+    plan = DesignPlan(
+        training_length=config.max_length,
+        token_counts=train.token_counts(target.vocab_size),
+        dtype=cast(Any, config.dtype),
+        seed=config.seed,
+        trust_remote_code=config.trust_remote_code,
+    )
     try:
         drafter = chosen.kind.design(target, chosen.settings, plan)
     except OptionError as error:
@@ -204,7 +213,7 @@ def _design(chosen: Chosen, target: Target, train: View) -> LearnedDrafter:
     return drafter
 
 
-def _source(config: TrainingConfig, target: Target, drafter: LearnedDrafter, store: Path | None) -> FeatureSource:
+def _source(config: TrainingConfig, target: Target, drafter: Learner, store: Path | None) -> FeatureSource:
     from forerun.training.features import open_source
 
     return open_source(
@@ -213,12 +222,12 @@ def _source(config: TrainingConfig, target: Target, drafter: LearnedDrafter, sto
         store=store,
         gb=config.store_gb if store is not None else None,
         dtype=config.store_dtype,
-        normalizer=drafter.vocabulary.kept is not None,  # spares a pruned vocabulary the teacher's whole head
+        normalizer=drafter.needs_normalizer,
         allow_target_mismatch=config.allow_target_mismatch,
     )
 
 
-def _same_everywhere(drafter: LearnedDrafter) -> None:
+def _same_everywhere(drafter: Learner) -> None:
     """The first process's weights in all of them: they are drawn from one seed, but by different processors."""
     from accelerate.utils import broadcast
 

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from forerun.drafters.learned import Exercise, LearnedDrafter, TrainingBatch
+from forerun.drafters.learned import Exercise, Learner, TrainingBatch
 from forerun.errors import TrainingFailed
 from forerun.training.config import TrainingConfig
 from forerun.training.metrics import Sums
-from forerun.training.optimizer import Average, LossScale, adamw, clip, gradient_norm, learning_rate, trained
+from forerun.training.optimizer import Average, LossScale, clip, gradient_norm, learning_rate, optimizers, trained
 from forerun.training.order import micro_batches, shares
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def seeded(seed: int, step: int, rank: int) -> torch.Generator:
     return torch.Generator().manual_seed(words[1])
 
 
-def outline(drafter: LearnedDrafter, samples: Sequence[Sample]) -> TrainingBatch:
+def outline(drafter: Learner, samples: Sequence[Sample]) -> TrainingBatch:
     """A batch before the target has seen it: tokens and masks, and features of the right shape that take no memory."""
     target = drafter.target
     tokens = torch.from_numpy(np.concatenate([np.asarray(s.token_ids, np.int64) for s in samples]))
@@ -89,13 +89,13 @@ class Stepper:
         accelerator: precision, and the other devices.
     """
 
-    def __init__(self, drafter: LearnedDrafter, source: Source, config: TrainingConfig, accelerator: Accelerator):
+    def __init__(self, drafter: Learner, source: Source, config: TrainingConfig, accelerator: Accelerator):
         assert config.steps is not None
         assert config.micro_batch_tokens is not None
         self.drafter, self.source, self.config, self.accelerator = drafter, source, config, accelerator
         self.steps, self.most = config.steps, config.micro_batch_tokens
         self.parameters: Mapping[str, nn.Parameter] = trained(drafter.network)
-        self.optimizer = adamw(drafter.network, config)
+        self.optimizers = optimizers(drafter.network, config)
         self.average = None if config.ema is None else Average(self.parameters, config.ema)
         self.scale = LossScale(config.mixed_precision == "fp16")
         drafter.network.train()
@@ -120,17 +120,18 @@ class Stepper:
         self.scale.passed()
         clip(self.parameters, norm, self.config.clip)
         rate = learning_rate(number, self.steps, self.config)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+        self._forget_gradients()
         if self.average is not None:
             self.average.update()
         return StepReport(number + 1, sum(len(s.token_ids) for s in samples), sums, rate, norm)
 
     def _gradients(self, number: int, groups: Sequence[Sequence[Sample]]) -> Sums:
         """Leaves the gradient of this device's share and returns the sums over all devices."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         sizes = [sum(len(s.token_ids) for s in group) for group in groups]
         mine = shares(sizes, self.accelerator.num_processes)[self.accelerator.process_index]
         weight, exercises = self._prepare(number, groups, mine)
@@ -179,6 +180,10 @@ class Stepper:
             raise TrainingFailed(f"step {number + 1}: the loss {bad}; lower --learning-rate or --clip")
         return sums
 
+    def _forget_gradients(self) -> None:
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
     def _sum_over_devices(self) -> None:
         """Adds up the gradients and takes the loss scale out of them."""
         for parameter in self.parameters.values():
@@ -191,7 +196,7 @@ class Stepper:
 
     def _refuse_gradient(self, number: int, norm: float) -> None:
         bad = [name for name, p in self.parameters.items() if p.grad is not None and not _finite(p.grad)]
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         where = f", first in {bad[0]}" if bad else ""
         raise TrainingFailed(
             f"step {number + 1}: the gradient is not finite (norm {norm}{where}); lower --learning-rate or --clip"

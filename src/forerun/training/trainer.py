@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forerun.errors import TrainingFailed
 from forerun.training.card import write_card
-from forerun.training.checkpoints import Checkpoint, Checkpoints, Progress, named, under
+from forerun.training.checkpoints import Checkpoint, Checkpoints, Progress, give_weights, named, under, weights_of
 from forerun.training.config import Chosen
 from forerun.training.evaluation import Evaluation, Evaluator, Interrupted
 from forerun.training.folder import RunFolder, refuse_changes
@@ -197,8 +197,8 @@ class Trainer:
         stepper = self.stepper
         average = {} if stepper.average is None else stepper.average.weights
         return {
-            **named("network", self.job.drafter.network.state_dict()),
-            **named("optimizer", optimizer_tensors(stepper.optimizer, stepper.parameters)),
+            **named("network", weights_of(self.job.drafter.network)),
+            **named("optimizer", optimizer_tensors(stepper.optimizers, stepper.parameters)),
             **named("average", average),
             **named("vocabulary", self.job.drafter.vocabulary.tensors()),
         }
@@ -229,8 +229,11 @@ class Trainer:
         same = under("vocabulary", tensors), self.job.drafter.vocabulary.tensors()
         if same[0].keys() != same[1].keys() or not all(torch.equal(same[0][name], same[1][name]) for name in same[1]):
             raise TrainingFailed(f"{checkpoint.folder} was made for other ids than this version of forerun would keep")
-        self.job.drafter.network.load_state_dict(under("network", tensors))
-        restore_optimizer(stepper.optimizer, stepper.parameters, under("optimizer", tensors))
+        try:
+            give_weights(self.job.drafter.network, under("network", tensors))
+        except ValueError as error:
+            raise TrainingFailed(f"{checkpoint.folder} holds another network; it differs in {error}") from error
+        restore_optimizer(stepper.optimizers, stepper.parameters, under("optimizer", tensors))
         if stepper.average is not None:
             for name, weight in under("average", tensors).items():
                 stepper.average.weights[name].copy_(weight)

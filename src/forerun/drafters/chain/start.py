@@ -11,7 +11,7 @@ from forerun.drafters.layers import RMSNorm
 from forerun.drafters.learned import DesignPlan, DraftSettings
 from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.target.base import Target
-from forerun.target.donor import layer_weights
+from forerun.target.donor import last_telling_layers, layer_weights, narrowed
 from forerun.target.hf import HFTarget
 
 HEAD_COLUMNS = 64
@@ -38,9 +38,12 @@ def randomise(network: nn.Module, seed: int) -> None:
             module.weight.fill_(1.0)
 
 
-def last_layer(target: Target) -> dict[str, Tensor]:
-    """The target's last decoder layer by portable names; nothing of a table, which has no layers."""
-    return layer_weights(target, target.num_layers - 1) if isinstance(target, HFTarget) else {}
+def last_layer(target: Target, plan: DesignPlan) -> dict[str, Tensor]:
+    """The target's last decoder layer that changes anything, by portable names; nothing of a table, which has none."""
+    if not isinstance(target, HFTarget):
+        return {}
+    [layer] = last_telling_layers(target, 1, plan.token_counts, plan.seed)
+    return layer_weights(target, layer)
 
 
 @torch.no_grad()
@@ -48,6 +51,8 @@ def take_over(layer: nn.Module, given: Mapping[str, Tensor]) -> None:
     """Copies what fits by name and shape. A projection of twice the columns gets it on its second half, the feature's,
     and zeros on the embedding's."""
     own = dict(layer.named_parameters())
+    if "mlp.gate_proj.weight" in own:
+        given = narrowed(dict(given), len(own["mlp.gate_proj.weight"]))
     for name, weight in given.items():
         if name not in own or _needs_head_norm(name, given, own):
             continue

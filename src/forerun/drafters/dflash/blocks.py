@@ -50,7 +50,7 @@ class Blocks:
         """(first block, first packed row of its sequence, anchors [C]) of neighbouring blocks of one sequence."""
         block = 0
         for own, start in zip(self.anchors, self.starts, strict=True):
-            for part in torch.split(own, max(1, CHUNK_ROWS // self.size)):
+            for part in torch.split(own, max(1, CHUNK_ROWS // self.size)) if len(own) else ():
                 yield block, start, part
                 block += len(part)
 
@@ -119,7 +119,7 @@ def attend_blocks(
         keys, values = (torch.cat([o[seen], i[slots]]) for o, i in zip(context, own, strict=True))
         mask = _visible(anchors, size)  # [C * b, L + C * b]
         out.append(_grouped(query[slots], keys, values, mask, scaling))
-    return torch.cat(out)
+    return torch.cat(out) if out else torch.zeros_like(query)
 
 
 def _visible(anchors: Tensor, size: int) -> Tensor:

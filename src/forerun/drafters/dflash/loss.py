@@ -38,7 +38,7 @@ def hidden_states(
         blocks, context, backbone.rotary(batch.positions, dtype), backbone.rotary(blocks.positions, dtype)
     )
     hidden: Tensor = backbone(embed(slots.flatten()).to(dtype), mix)
-    return hidden.reshape(len(blocks.rows), blocks.size, -1)[:, config.first_slot :]
+    return hidden.reshape(len(blocks.rows), blocks.size, hidden.shape[-1])[:, config.first_slot :]
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,6 @@ def metrics_of(rows: Rows, losses: RowLosses, length: int) -> dict[str, tuple[fl
         for name, column in (("ce", losses.ce), ("soft_ce", losses.soft_ce), ("l1", losses.l1))
     }
     for k in range(1, length + 1):
-        own = losses.acceptance[rows.positions == k]
+        own = losses.acceptance.detach()[rows.positions == k]
         out[f"teacher_forced_acceptance@{k}"] = (float(own.sum()), float(len(own)))
     return out

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from forerun.drafters.layers import Attention, DecoderLayer, LayerConfig, Mix, RMSNorm, Rotary
 
 if TYPE_CHECKING:
+    from forerun.drafters.learned import DesignPlan
     from forerun.target.base import Target
 
 
@@ -49,32 +50,35 @@ class Backbone(nn.Module):
         return normed
 
 
-def initialise(backbone: Backbone, target: Target, start: str, seed: int, taps: int) -> None:
+def initialise(backbone: Backbone, target: Target, start: str, plan: DesignPlan, taps: int) -> None:
     """Starting weights.
 
-    `random`: normal(0, 0.02) for linear layers, ones for norms. `target`: the last layers of the target, its final norm
-    and, for the context, the norm of the first copied layer; `fc` passes the last tap through. A draft that starts
-    where the target ends learns far faster than one from random weights (measured, docs/training.md). What the target's
-    family builds in another way stays random.
+    `random`: normal(0, 0.02) for linear layers, ones for norms. `target`: the last layers of the target that change
+    anything, its final norm and, for the context, the norm of the first copied layer; `fc` passes the last tap through.
+    A narrower feed-forward part keeps the neurons that write most. What the target's family builds in another way stays
+    random.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(plan.seed)
     for module in backbone.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, 0.0, 0.02, generator=generator)
     if start == "target":
-        _from_target(backbone, target, taps)
+        _from_target(backbone, target, plan, taps)
 
 
 @torch.no_grad()
-def _from_target(backbone: Backbone, target: Target, taps: int) -> None:
-    from forerun.target.donor import final_norm_weight, layer_weights
+def _from_target(backbone: Backbone, target: Target, plan: DesignPlan, taps: int) -> None:
+    from forerun.target.donor import final_norm_weight, last_telling_layers, layer_weights, narrowed
     from forerun.target.hf import HFTarget
 
     if not isinstance(target, HFTarget):
         return  # a table has no layers
-    count = len(backbone.layers)
-    for place, layer in enumerate(backbone.layers):
-        given = layer_weights(target, max(0, target.num_layers - count + place))
+    count = min(len(backbone.layers), target.num_layers)
+    donors = last_telling_layers(target, count, plan.token_counts, plan.seed)
+    donors = donors[:1] * (len(backbone.layers) - count) + donors
+    for place, (layer, donor) in enumerate(zip(backbone.layers, donors, strict=True)):
+        given = layer_weights(target, donor)
+        given = narrowed(given, cast(DecoderLayer, layer).mlp.gate_proj.out_features)
         for name, parameter in layer.named_parameters():
             if name in given and given[name].shape == parameter.shape:
                 parameter.copy_(given[name])

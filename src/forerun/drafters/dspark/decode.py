@@ -9,29 +9,20 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from forerun.drafters.base import (
-    Accepted,
-    Draft,
-    DraftView,
-    KeepDrafting,
-    Proposal,
-    draft_serially,
-    top_probability,
-)
+from forerun.drafters.base import Draft, DraftView, KeepDrafting, draft_serially, top_probability
 from forerun.drafters.dflash.blocks import Blocks
-from forerun.drafters.dflash.context import FusedContext
-from forerun.drafters.dflash.decode import block_fields, block_window, kept_ids
-from forerun.drafters.dflash.loss import Rows, exercise, hidden_states, metrics_of, objective, row_losses
+from forerun.drafters.dflash.drafter import BlockDrafter, block_fields, kept_ids
+from forerun.drafters.dflash.loss import Rows, hidden_states, metrics_of, objective, row_losses
 from forerun.drafters.dflash.network import initialise
 from forerun.drafters.dspark.config import DSparkConfig, DSparkSettings
 from forerun.drafters.dspark.network import DSparkNetwork, initialise_heads
-from forerun.drafters.learned import DesignPlan, Exercise, LearnedDrafter, Losses, TrainingBatch, wide
+from forerun.drafters.learned import DesignPlan, Exercise, Losses, TrainingBatch, wide
 from forerun.drafters.losses import confidence_loss
 from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.target.base import Target
 
 
-class DSpark(LearnedDrafter):
+class DSpark(BlockDrafter):
     """A DFlash backbone whose slots are chained by a Markov head, with a confidence for every draft token."""
 
     name = "dspark"
@@ -43,9 +34,7 @@ class DSpark(LearnedDrafter):
     def __init__(self, config: DSparkConfig, network: DSparkNetwork, vocabulary: DraftVocabulary, target: Target):
         super().__init__(config, network, vocabulary, target)
         self.net = network
-        self.context = FusedContext(network.backbone, config, target)
-        self.max_draft = self.default_draft = config.max_draft
-        self.window = block_window(config)
+        self.over(network.backbone)
 
     @classmethod
     def network_of(cls, config: DSparkConfig) -> DSparkNetwork:
@@ -57,15 +46,12 @@ class DSpark(LearnedDrafter):
         own = {name: getattr(settings, name) for name in heads}
         config = DSparkConfig(method="dspark", **block_fields(target, settings, plan), **own)
         drafter = cls(config, cls.network_of(config), kept_ids(config, plan), target)
-        initialise(drafter.net.backbone, target, settings.init, plan.seed, len(config.aux_hidden_state_layer_ids))
+        initialise(drafter.net.backbone, target, settings.init, plan, len(config.aux_hidden_state_layer_ids))
         initialise_heads(drafter.net, plan.seed)
         drafter.settings = settings
         return drafter
 
     # -------------------------------------------------------------------------------------------------------- training
-
-    def prepare(self, batch: TrainingBatch, generator: torch.Generator) -> Exercise:
-        return exercise(batch, self.config, self.settings, generator)
 
     def losses(self, batch: TrainingBatch, exercise: Exercise, progress: float) -> Losses:
         blocks, weights = exercise.drawn["blocks"], exercise.drawn["weights"]
@@ -85,16 +71,6 @@ class DSpark(LearnedDrafter):
         return Losses(total, metrics)
 
     # -------------------------------------------------------------------------------------------------------- decoding
-
-    @property
-    def block_bytes(self) -> int:
-        return self.context.block_bytes
-
-    def allocate(self, num_blocks: int) -> None:
-        self.context.allocate(num_blocks)
-
-    def propose(self, views: Sequence[DraftView], keep_drafting: KeepDrafting) -> Proposal:
-        return self.context.propose(views, lambda ready: self._drafts(ready, keep_drafting))
 
     def _drafts(self, views: Sequence[DraftView], keep_drafting: KeepDrafting) -> list[Draft]:
         hidden = self.context.blocks(views)
@@ -132,16 +108,6 @@ class DSpark(LearnedDrafter):
             return top
         own = torch.sigmoid(self.net.confidence(hidden, previous).float()).tolist()
         return [c if math.isfinite(p) else math.nan for c, p in zip(own, top, strict=True)]
-
-    def commit(self, accepted: Sequence[Accepted]) -> None:
-        with torch.inference_mode():
-            self.context.commit(accepted)
-
-    def release(self, request_id: int) -> None:
-        self.context.release(request_id)
-
-    def audit(self) -> None:
-        self.context.audit()
 
 
 def previous_tokens(batch: TrainingBatch, blocks: Blocks, length: int) -> Tensor:

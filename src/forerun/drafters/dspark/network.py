@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from forerun.drafters.dflash.decode import backbone_of
+from forerun.drafters.dflash.drafter import backbone_of
 from forerun.drafters.dspark.config import DSparkConfig
 
 

@@ -39,7 +39,7 @@ class Eagle(ChainDrafter):
         )
         network = cls.network_of(config)
         randomise(network, plan.seed)
-        if settings.init == "target" and (given := last_layer(target)):
+        if settings.init == "target" and (given := last_layer(target, plan)):
             take_over(network.layers[0], given)
             pass_last(network.fc)
         drafter = cls(config, network, vocabulary, target)

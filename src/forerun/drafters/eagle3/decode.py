@@ -45,7 +45,7 @@ class Eagle3(ChainDrafter):
         network = cls.network_of(config)
         randomise(network, plan.seed)
         if settings.init == "target" and isinstance(target, HFTarget):
-            _start_from(target, network, vocabulary)
+            _start_from(target, network, vocabulary, plan)
         drafter = cls(config, network, vocabulary, target)
         drafter.settings = settings
         return drafter
@@ -68,10 +68,10 @@ class Eagle3(ChainDrafter):
 
 
 @torch.no_grad()
-def _start_from(target: HFTarget, network: Eagle3Network, vocabulary: DraftVocabulary) -> None:
+def _start_from(target: HFTarget, network: Eagle3Network, vocabulary: DraftVocabulary, plan: DesignPlan) -> None:
     """The target's last layer at work on its own last tap, its final norm and its head: what the target's family builds
     in another way stays random."""
-    layer, given = cast(Eagle3Layer, network.layers[0]), last_layer(target)
+    layer, given = cast(Eagle3Layer, network.layers[0]), last_layer(target, plan)
     # What the target norms before its attention is the feature's half here; the embedding's norm stays at ones.
     input_norm = given.pop("input_layernorm.weight", None)
     if input_norm is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from forerun.drafters.base import (
@@ -23,6 +24,8 @@ from forerun.target.base import Batch, Segment, Target
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from forerun.drafters.learned import Learner
 
 INGEST_ROWS = 512
 """Rows per pass while catching up with a prompt, which bounds the memory of one pass."""
@@ -52,12 +55,19 @@ class Small(Drafter):
         self._tables = Tables()
 
     @classmethod
+    def learner(cls) -> type[Learner]:
+        from forerun.drafters.small.learn import SmallLearner
+
+        return SmallLearner
+
+    @classmethod
     def load(cls, options: Mapping[str, Any], context: LoadContext) -> Self:
         source = options.get("model")
         if source is None and context.target.name == "embedded":
             source = "embedded-small"
         if source is None:
             raise OptionError("model", "the drafter `small` needs a model: a directory, a .gguf file or a hub id")
+        from forerun.drafters.small.record import warn_of_another_target
         from forerun.target.load import load_target, shared_vocabulary
 
         try:
@@ -71,6 +81,9 @@ class Small(Drafter):
         except ModelError as error:  # it was loaded like a target, but it is not the one
             raise type(error)(str(error).replace("--target: ", "--drafter: ", 1)) from error
         shared = shared_vocabulary(context.target.tokenizer, model.tokenizer)
+        folder = model.model.config.name_or_path  # also of a model that came from the hub
+        if folder:
+            warn_of_another_target(Path(folder), context.target)
         return cls(model, context.target.vocab_size, shared, options.get("max_model_len"))
 
     @property

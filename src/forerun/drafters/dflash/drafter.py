@@ -1,0 +1,92 @@
+"""What every block drafter is: a backbone, the fused context of every request, and a block per round."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from forerun.drafters.base import Accepted, Draft, DraftView, KeepDrafting, Proposal
+from forerun.drafters.dflash.config import BlockConfig, BlockSettings
+from forerun.drafters.dflash.context import FusedContext
+from forerun.drafters.dflash.loss import exercise
+from forerun.drafters.dflash.network import Backbone, default_layers, mask_token, spread_taps
+from forerun.drafters.layers import like_target
+from forerun.drafters.learned import DesignPlan, Exercise, LearnedDrafter, TrainingBatch, config_fields
+from forerun.drafters.vocabulary import DraftVocabulary
+from forerun.errors import OptionError
+from forerun.target.base import Target
+
+
+class BlockDrafter(LearnedDrafter):
+    """Drafts from a block of slots over the target's fused features; what becomes of the slots is the kind's own."""
+
+    config: BlockConfig
+    context: FusedContext
+
+    def over(self, backbone: Backbone) -> None:
+        """Sets up what drafting needs, over this backbone."""
+        self.context = FusedContext(backbone, self.config, self.target)
+        self.max_draft = self.default_draft = self.config.max_draft
+        # A block whose anchor slot is not used is one slot longer than its drafts.
+        self.window = self.config.transformer_layer_config.max_position_embeddings - self.config.first_slot
+
+    @abstractmethod
+    def _drafts(self, views: Sequence[DraftView], keep_drafting: KeepDrafting) -> Sequence[Draft]:
+        """A draft for each view; the context of all of them is whole."""
+
+    def prepare(self, batch: TrainingBatch, generator: torch.Generator) -> Exercise:
+        return exercise(batch, self.config, self.settings, generator)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.context.block_bytes
+
+    def allocate(self, num_blocks: int) -> None:
+        self.context.allocate(num_blocks)
+
+    def propose(self, views: Sequence[DraftView], keep_drafting: KeepDrafting) -> Proposal:
+        return self.context.propose(views, lambda ready: self._drafts(ready, keep_drafting))
+
+    def commit(self, accepted: Sequence[Accepted]) -> None:
+        with torch.inference_mode():
+            self.context.commit(accepted)
+
+    def release(self, request_id: int) -> None:
+        self.context.release(request_id)
+
+    def audit(self) -> None:
+        self.context.audit()
+
+
+# ------------------------------------------------------------------------------------------------------------- designs
+
+
+def block_fields(target: Target, settings: BlockSettings, plan: DesignPlan) -> dict[str, Any]:
+    """Fields of a `BlockConfig` but `method`. OptionError if a setting does not fit the target."""
+    taps = settings.taps if settings.taps is not None else spread_taps(target.num_layers)
+    layers = settings.layers or default_layers(target.num_layers)
+    mask = settings.mask_token_id if settings.mask_token_id is not None else mask_token(target)
+    if mask >= target.vocab_size:
+        raise OptionError("mask_token_id", f"{mask} is not in the target's vocabulary of {target.vocab_size}")
+    return {
+        **config_fields(target, settings, plan, taps),
+        "transformer_layer_config": like_target(target, "qwen3", layers, settings.intermediate_size),
+        "layer_types": ("full_attention",) * layers,
+        "block_size": settings.block_size,
+        "mask_token_id": mask,
+        "sample_from_anchor": settings.sample_from_anchor,
+    }
+
+
+def backbone_of(config: BlockConfig) -> Backbone:
+    return Backbone(config.transformer_layer_config, config.target_hidden_size * len(config.aux_hidden_state_layer_ids))
+
+
+def kept_ids(config: BlockConfig, plan: DesignPlan) -> DraftVocabulary:
+    """The vocabulary a design keeps: the most frequent ids of the training data."""
+    if config.draft_vocab_size == config.vocab_size:
+        return DraftVocabulary(config.vocab_size)
+    return DraftVocabulary.most_frequent(plan.token_counts, config.draft_vocab_size)
