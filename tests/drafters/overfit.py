@@ -15,6 +15,7 @@ from forerun.drafters.learned import Learner
 from forerun.engine import EngineOptions
 from forerun.engine.propose import LoadedDrafter
 from forerun.engine.request import Completion
+from forerun.target.base import Target
 
 PROMPT = [10, 20, 30, 40, 50]
 SAMPLING = Sampling(temperature=0, max_tokens=26, ignore_eos=True)
@@ -27,7 +28,7 @@ def learned_by_heart(name: str, folder: Path) -> tuple[Completion, int]:
     [plain] = Engine(target).generate([PROMPT], SAMPLING)
     options: dict[str, object] = {"draft_vocab_size": 100} if "pruned" in name else {}
     if name.startswith("d"):  # the text itself is what shall be known by heart
-        options |= {"ce": "hard", "ce_weight": 1.0, "l1_weight": 0.0}
+        options |= {"ce": "hard", "ce_weight": 1.0, "l1_weight": 0.0, "short_blocks": 0.5}
     if name == "eagle":  # one short text is drowned by noise that is meant for many long ones
         options |= {"feature_noise": 0.0}
     elif name.startswith("eagle3"):
@@ -50,10 +51,14 @@ def taught_and_used(drafter: Learner, prompt: list[int], plain: Completion, fold
         (drafter.losses(batch, exercise, step / STEPS).total / exercise.weight).backward()
         optimizer.step()
     drafter.save(folder)
-    config = parse_config({"model": str(folder), "num_speculative_tokens": 4})
+    return used(target, prompt, plain, folder, 4), 4
+
+
+def used(target: Target, prompt: list[int], plain: Completion, folder: Path, k: int) -> Completion:
+    """The completion again, with the saved drafter at this K; it must be the same."""
+    config = parse_config({"model": str(folder), "num_speculative_tokens": k})
     loaded = LoadedDrafter(config.build(LoadContext(target)), config)
-    k = 4
-    # 26 tokens: one after the prefill, then five rounds of K + 1 = 5, none of them cut short.
+    # 26 tokens: one after the prefill, then, at K = 4, five rounds of 5, none of them cut short.
     [done] = Engine(target, [loaded], EngineOptions(max_num_seqs=1)).generate([prompt], SAMPLING)
     assert done.token_ids == plain.token_ids
-    return done, k
+    return done

@@ -23,7 +23,7 @@ from drafters.learning import (
 from forerun import Sampling
 from forerun.drafters.base import Accepted
 from forerun.drafters.dflash import DFlash
-from forerun.drafters.dflash.blocks import Blocks, draw_anchors, position_weights, taught
+from forerun.drafters.dflash.blocks import Blocks, draw_anchors, draw_lengths, position_weights, taught
 from forerun.drafters.dflash.config import DFlashSettings
 from forerun.drafters.dflash.loss import hidden_states
 from forerun.drafters.dspark import DSpark
@@ -65,9 +65,10 @@ def _made(kind, target, seed=0):
     return shaken(cls.design(target, settings, plan_for(target, seed)))
 
 
-def _training_logits(drafter, batch, anchors):
+def _training_logits(drafter, batch, anchors, lengths=None):
     """[B, K, V] logits of the training forward at these anchors (one list per sequence), teacher forced."""
-    blocks = Blocks([torch.tensor(own) for own in anchors], batch.starts, drafter.config.block_size)
+    cut = None if lengths is None else torch.tensor(lengths)
+    blocks = Blocks([torch.tensor(own) for own in anchors], batch.starts, drafter.config.block_size, cut)
     backbone = drafter.backbone if isinstance(drafter, DFlash) else drafter.net.backbone
     hidden = hidden_states(backbone, batch, blocks, drafter.config, drafter.target.embed)
     logits, confidence = drafter.target_head(hidden), None
@@ -114,6 +115,32 @@ def test_training_logits_of_a_block_are_the_inference_logits_where_the_context_e
         torch.testing.assert_close(seen, logits[0], rtol=1e-4, atol=1e-4)
         if confidence is not None:
             torch.testing.assert_close(torch.tensor(draft.confidence), confidence[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "dspark-rnn"])
+def test_a_shorter_block_is_trained_as_it_decodes(kind, target):
+    """Cut to the slots of a smaller K, the training forward gives the inference logits of that K."""
+    drafter = _made(kind, target)
+    [text] = texts([40], seed=3)
+    for k in (1, 2, drafter.max_draft):
+        draft, seen = _drafting(drafter, text, 12, k)
+        batch = batch_of(target, [[*text[:13], *draft.tokens, *[0] * 6]], TAPS)
+        slots = k + drafter.config.first_slot
+        logits, _ = _training_logits(drafter, batch, [[12, 13]], lengths=[slots, drafter.config.block_size])
+        torch.testing.assert_close(seen, logits[0, :k], rtol=1e-4, atol=1e-4)
+        weights = taught(batch, Blocks([torch.tensor([12])], [0], drafter.config.block_size, torch.tensor([slots])), 4)
+        assert weights[0].tolist() == [i < k for i in range(4)]
+
+
+def test_lengths_of_blocks_are_drawn_as_asked():
+    """Whole blocks but for a share, whose lengths are uniform from the least that drafts something."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = draw_lengths(4000, 5, 2, 0.4, generator)
+    counts = torch.bincount(lengths, minlength=6)
+    assert counts[:2].sum() == 0
+    # 400 short blocks of each length expected, standard deviation about 19
+    assert (counts[2:5] - 400).abs().max() < 100
+    assert (draw_lengths(100, 5, 2, 0.0, generator) == 5).all()
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark", "dspark-rnn"])
@@ -382,6 +409,20 @@ def test_settings_that_do_not_fit_the_target_are_named(settings, option, target)
     """An OptionError with the option's name, before anything is trained."""
     with pytest.raises(OptionError, match=option):
         DSpark.design(target, DSparkSettings(**settings), plan_for(target))
+
+
+@pytest.mark.parametrize(
+    ("settings", "option"),
+    [
+        ({"block_size": 1, "sample_from_anchor": False}, "block_size"),
+        ({"ce_weight": 0, "l1_weight": 0}, "ce_weight"),
+    ],
+)
+def test_settings_that_teach_nothing_are_named(settings, option):
+    """Refused where they are made, with the option's name (pydantic's error has ours for its cause)."""
+    with pytest.raises(ValueError, match=option) as caught:
+        DSparkSettings(**settings)
+    assert isinstance(caught.value.errors()[0]["ctx"]["error"], OptionError)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -45,6 +45,46 @@ def test_a_saved_drafter_drafts_as_the_one_in_training(name, target, tmp_path):
     assert loaded.config == drafter.config
 
 
+@pytest.mark.parametrize("name", ["eagle", "eagle3-pruned", "dflash", "dspark-rnn"])
+def test_a_loaded_bfloat16_drafter_is_saved_whole(name, tmp_path):
+    """Its linear layers are packed on a CPU, and in no state; a second round trip still changes nothing."""
+    target = tiny_target(dtype=torch.bfloat16)
+    learned(name, target).save(tmp_path / "one")
+    loaded = _load(tmp_path / "one", target)
+    loaded.save(tmp_path / "two")
+    whole, again = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert again.keys() == whole.keys()
+    for key, tensor in whole.items():
+        rounded = tensor.bfloat16().to(tensor.dtype) if tensor.is_floating_point() else tensor
+        assert torch.equal(again[key], rounded), key
+    [text] = texts([25])
+    drafts = []
+    for one in (loaded, _load(tmp_path / "two", target), loaded.for_decoding(torch.bfloat16)):
+        one.allocate(8)
+        give(one, text, 0, 24)
+        drafts.append(one.propose([view_of(text, 3)], always)[0].tokens)
+    assert drafts[0] == drafts[1] == drafts[2]
+
+
+def test_a_drafter_that_lost_a_tensor_is_not_saved_over_a_whole_one(target, tmp_path):
+    """A network with a layer whose weights are in no state is refused before anything is written."""
+    drafter = learned("eagle", target)
+    drafter.save(tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    drafter.network.fc = torch.nn.Identity()
+    with pytest.raises(ModelError, match=r"fc\.weight"):
+        drafter.save(tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_saved_files_are_as_readable_as_any_other(target, tmp_path):
+    """The umask decides who reads the weights, not the library that writes them."""
+    (tmp_path / "other").touch()
+    learned("eagle", target).save(tmp_path)
+    assert {path.stat().st_mode for path in tmp_path.iterdir()} == {(tmp_path / "other").stat().st_mode}
+
+
 def test_every_field_of_the_config_is_needed(target, tmp_path):
     """CK-3, TS-4: conventions are written, none has a default; one that is missing, or one more, is an error.
 
@@ -155,12 +195,15 @@ def test_one_sample_learned_by_heart_is_accepted_whole(name, tmp_path):
 
     https://github.com/sgl-project/SpecForge/issues/455
     """
-    from drafters.overfit import learned_by_heart
+    from drafters.overfit import PROMPT, learned_by_heart, used
 
     done, k = learned_by_heart(name, tmp_path)
     stats = done.stats
     assert stats.acceptance_by_position == [1.0] * k
     assert stats.mean_accepted_length == k + 1
+    for fewer in (1, 2):  # a smaller plan is no other language
+        again = used(tiny_target(), PROMPT, done, tmp_path, fewer)
+        assert again.stats.acceptance_by_position == [1.0] * fewer
 
 
 def test_a_folder_of_another_kind_or_of_none_is_named(target, tmp_path):

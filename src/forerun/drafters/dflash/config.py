@@ -54,9 +54,17 @@ class BlockSettings(DraftSettings):
     block_size: int = Field(ge=1, description="Slots of a block.")
     sample_from_anchor: bool = Field(description="Whether the anchor's slot predicts too.")
     mask_token_id: int | None = Field(
-        default=None, ge=0, description="Token of the slots after the anchor; default: an unused id of the vocabulary."
+        default=None,
+        ge=0,
+        description="Token of the slots after the anchor; default: an unused id, a special one, or the end of text.",
     )
     anchors: int = Field(default=512, ge=1, description="Blocks per sequence and step, drawn anew each time.")
+    short_blocks: float = Field(
+        default=0.15,
+        ge=0,
+        le=1,
+        description="Share of the blocks cut to any length, as decoding cuts them to a smaller K.",
+    )
     decay: float | None = Field(
         default=None, gt=0, description="g of the weights exp(-(k - 1) / g) of position k; default: from the block."
     )
@@ -74,6 +82,8 @@ class BlockSettings(DraftSettings):
 
     @model_validator(mode="after")
     def _learns_something(self) -> BlockSettings:
+        if self.block_size < 2 and not self.sample_from_anchor:
+            raise OptionError("block_size", "must be at least 2 without sample_from_anchor, or nothing is drafted")
         if self.ce_weight + self.l1_weight <= 0:
             raise OptionError("ce_weight", "ce_weight and l1_weight cannot both be 0")
         return self

@@ -40,6 +40,11 @@ class BlockDrafter(LearnedDrafter):
     def prepare(self, batch: TrainingBatch, generator: torch.Generator) -> Exercise:
         return exercise(batch, self.config, self.settings, generator)
 
+    def plan_rows_per_token(self, lengths: Sequence[int]) -> float:
+        """Slots per token of the data: a block at every anchor, which short sequences have fewer of."""
+        anchors = sum(min(self.settings.anchors, max(0, length - 1)) for length in lengths)
+        return anchors * self.config.block_size / max(1, sum(lengths))
+
     @property
     def block_bytes(self) -> int:
         return self.context.block_bytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.drafters.dflash.blocks import Blocks, block_mixer, draw_anchors, position_weights, taught
+from forerun.drafters.dflash.blocks import Blocks, block_mixer, draw_anchors, draw_lengths, position_weights, taught
 from forerun.drafters.dflash.config import BlockConfig, BlockSettings
 from forerun.drafters.dflash.network import Backbone
 from forerun.drafters.learned import Exercise, LearnedDrafter, TrainingBatch, wide
@@ -21,7 +21,9 @@ def exercise(
     """Anchors for a batch, and the weight of what they teach."""
     anchors = draw_anchors(batch, settings.anchors, generator)
     device = batch.tokens.device
-    blocks = Blocks([own.to(device) for own in anchors], batch.starts, config.block_size)
+    count = sum(map(len, anchors))
+    lengths = draw_lengths(count, config.block_size, 1 + config.first_slot, settings.short_blocks, generator)
+    blocks = Blocks([own.to(device) for own in anchors], batch.starts, config.block_size, lengths.to(device))
     weights = position_weights(taught(batch, blocks, config.max_draft), settings.decay_gamma)
     return Exercise(float(weights.sum()), {"blocks": blocks, "weights": weights})
 
