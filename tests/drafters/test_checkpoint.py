@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from drafters.kinds import SETTINGS, drafting, learned
-from drafters.learning import always, give, texts, tiny_target, view_of
+from drafters.learning import always, give, plan_for, texts, tiny_target, view_of
 from forerun.drafters.base import LoadContext
 from forerun.drafters.config import parse_config
+from forerun.drafters.eagle import Eagle
 from forerun.errors import ModelError, OptionError
+from forerun.target.fingerprint import fingerprint
 
 KINDS = [name for name in SETTINGS if "rnn" not in name]
 
@@ -25,6 +28,14 @@ def target():
 
 def _load(folder, target, **keys):
     return parse_config({"model": str(folder), **keys}).build(LoadContext(target))
+
+
+def _edit(folder, change):
+    """Changes a config as another program would write it: the weights carry no hash of it."""
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -124,6 +135,80 @@ def test_a_wrong_set_of_tensors_is_refused_by_name(target, tmp_path):
             _load(tmp_path, target)
 
 
+NONSENSE = {
+    "taps below 1": ("eagle3", {"aux_hidden_state_layer_ids": [-1, 2, 3]}, "aux_hidden_state_layer_ids"),
+    "the embedding as a tap": ("eagle3", {"aux_hidden_state_layer_ids": [0, 2, 3]}, "aux_hidden_state_layer_ids"),
+    "a tap twice": ("eagle3", {"aux_hidden_state_layer_ids": [1, 3, 3]}, "aux_hidden_state_layer_ids"),
+    "taps that fall": ("eagle3", {"aux_hidden_state_layer_ids": [3, 2, 1]}, "aux_hidden_state_layer_ids"),
+    "no taps": ("eagle3", {"aux_hidden_state_layer_ids": []}, "aux_hidden_state_layer_ids"),
+    "taps beyond n": ("eagle3", {"aux_hidden_state_layer_ids": [1, 2, 9]}, "aux_hidden_state_layer_ids"),
+    "eagle in the middle": ("eagle", {"aux_hidden_state_layer_ids": [2]}, "aux_hidden_state_layer_ids"),
+    "another depth": ("eagle3", {"target_num_layers": 9}, "target_num_layers 9 != 4"),
+    "a mask that is no id": ("dflash", {"mask_token_id": 264}, "mask_token_id"),
+    "more ids than there are": ("eagle3", {"draft_vocab_size": 265}, "draft_vocab_size"),
+    "half a fingerprint": ("eagle3", {"target_fingerprint": {"config": "x"}}, "target_fingerprint: .*weights"),
+}
+
+
+@pytest.mark.parametrize(("name", "change", "message"), NONSENSE.values(), ids=NONSENSE)
+def test_ck_3_a_config_that_cannot_be_is_refused_by_field(name, change, message, target, tmp_path):
+    """CK-3: files of others, whose weights carry no hash of a config, in one line that names the field.
+
+    https://github.com/vllm-project/speculators/issues/753
+    """
+    learned(name, target).save(tmp_path)
+    _edit(tmp_path, lambda config: config.update(change))
+    with pytest.raises(ModelError, match=rf"\A--drafter: .*{message}.*\Z"):
+        _load(tmp_path, target)
+
+
+def test_ck_3_a_config_without_its_method_or_rotation_is_refused_by_field(target, tmp_path):
+    """CK-3: what is read before, and below, the fields of the config itself.
+
+    https://github.com/vllm-project/speculators/issues/753
+    """
+    learned("eagle", target).save(tmp_path)
+    _edit(tmp_path, lambda config: config["transformer_layer_config"]["rope_parameters"].pop("rope_theta"))
+    with pytest.raises(ModelError, match=r"\A--drafter: .*rope_parameters has no rope_theta\Z"):
+        _load(tmp_path, target)
+    _edit(tmp_path, lambda config: config.pop("method"))
+    with pytest.raises(ModelError, match=r"\A--drafter: .*method: field required\Z"):
+        _load(tmp_path, target)
+
+
+def test_ts_2_a_drafter_that_names_no_target_is_refused(target, tmp_path, caplog):
+    """TS-2: an empty fingerprint says nothing about a target that has one; it can be overruled.
+
+    https://github.com/vllm-project/speculators/issues/705
+    """
+    learned("eagle", target).save(tmp_path)
+    _edit(tmp_path, lambda config: config.update(target_fingerprint={}))
+    with pytest.raises(ModelError, match=r"target_fingerprint is empty.*allow_target_mismatch"):
+        _load(tmp_path, target)
+    with caplog.at_level(logging.WARNING, "forerun"):
+        _load(tmp_path, target, allow_target_mismatch=True)
+    assert "target_fingerprint is empty" in caplog.text
+
+
+def test_ck_3_tensors_of_another_kind_are_refused_by_name(target, tmp_path):
+    """CK-3: integers where weights belong, and maps that are no row of integers.
+
+    https://github.com/vllm-project/vllm/issues/54526
+    """
+    learned("eagle3-pruned", target).save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    whole = load_file(path)
+    broken = {
+        r"fc\.weight is torch\.int32": {"fc.weight": whole["fc.weight"].int()},
+        r"d2t .* \(1, 3\)": {"d2t": whole["d2t"][None]},
+        r"d2t .* is torch\.float32": {"d2t": whole["d2t"].float()},
+    }
+    for message, tensors in broken.items():
+        save_file({**whole, **tensors}, path)
+        with pytest.raises(ModelError, match=rf"\A--drafter: .*{message}"):
+            _load(tmp_path, target)
+
+
 def test_ck_1_a_pruned_vocabulary_without_its_map_is_refused(target, tmp_path):
     """CK-1: D != V without d2t, and maps that contradict each other.
 
@@ -161,6 +246,23 @@ def test_ts_2_another_target_is_refused_with_the_difference(target, tmp_path, ca
     with caplog.at_level(logging.WARNING, "forerun"):
         assert _load(tmp_path, other, allow_target_mismatch=True).max_draft == 4
     assert "differs in weights" in caplog.text
+
+
+def test_ts_9_a_drafter_remembers_the_template_of_its_data(target, tmp_path):
+    """TS-9: taught on data that another template rendered, it is no drafter for the target's own; one that was taught
+    with the target's own, or on plain text, is.
+
+    https://github.com/z-lab/dflash/issues/133, https://github.com/SafeAILab/EAGLE/issues/227
+    """
+    own = fingerprint(target).chat_template
+    for template, refused in ((None, False), (own, False), ("of-another", True)):
+        plan = replace(plan_for(target), chat_template=template)
+        Eagle.design(target, Eagle.settings_class(), plan).save(tmp_path)
+        if refused:
+            with pytest.raises(ModelError, match="differs in chat_template; allow_target_mismatch"):
+                _load(tmp_path, target)
+        else:
+            assert _load(tmp_path, target).made_for["chat_template"] == own
 
 
 def test_another_dtype_only_warns(target, tmp_path, caplog):

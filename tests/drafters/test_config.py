@@ -15,7 +15,7 @@ from forerun.drafters.ngram import Ngram
 from forerun.engine import EngineOptions
 from forerun.engine.intake import Ask
 from forerun.engine.load import load_drafters
-from forerun.errors import OptionError
+from forerun.errors import ModelError, OptionError
 from forerun.target.table import history_model
 
 TARGET = history_model(7)
@@ -317,3 +317,12 @@ def test_a_class_is_not_an_object():
     """What is neither a name nor a Drafter is named, not stumbled over."""
     with pytest.raises(OptionError, match="--drafter: expected a name"):
         _load(Ngram)
+
+
+@pytest.mark.parametrize("more", [{}, {"method": "eagle"}, {"method": "small"}])
+def test_the_folder_of_a_run_names_the_drafter_in_it(more, tmp_path):
+    """`--drafter RUN` for what `forerun train` wrote to --out: the drafter is in RUN/best."""
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=rf"\A--drafter: .* its drafter is {tmp_path / 'best'}\Z"):
+        parse_config({"model": str(tmp_path), **more}).build(LoadContext(history_model(8, 0)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from drafters.kinds import learned
 from drafters.learning import (
     always,
     batch_of,
@@ -228,3 +229,10 @@ def test_a_config_that_contradicts_itself_is_refused(change, message, target):
     """Both norms before fc at once, and a flag without a value."""
     with pytest.raises(ValueError, match=message):
         Eagle3Config(**{**_made(target).config.model_dump(), **change})
+
+
+def test_every_step_of_the_unroll_counts_in_an_estimate_of_work():
+    """A kind that passes its data once computes a row per token; EAGLE-3 one per step of the training-time test."""
+    target = tiny_target()
+    assert learned("eagle3", target, ttt_steps=3).plan_rows_per_token([5, 9]) == 3
+    assert learned("eagle", target).plan_rows_per_token([5, 9]) == 1

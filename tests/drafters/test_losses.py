@@ -89,6 +89,20 @@ def test_chunks_give_the_dense_values_and_gradients(n, size, top, missing):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("top", [None, 2, 3])
+def test_ids_that_both_laws_rule_out_cost_nothing(top):
+    """A head that sets its padded ids to -inf: the losses are those without these ids, and so are the gradients."""
+    draft, target, labels = _rows(6, 4, seed=2)
+    out = []
+    for padding in (0, 3):
+        logits = torch.cat([draft, torch.full((6, padding), -torch.inf)], 1).requires_grad_()
+        losses = compare(logits, torch.cat([target, torch.zeros(6, padding)], 1), labels, top)
+        (losses.ce + losses.soft_ce + losses.l1).sum().backward()
+        assert logits.grad.isfinite().all()
+        out.append((torch.stack(losses).detach(), logits.grad[:, :4]))
+    torch.testing.assert_close(out[0], out[1])
+
+
 def test_no_rows_lose_nothing():
     """A micro-batch that teaches nothing has losses of no rows, with a graph of nothing."""
     out = in_chunks(lambda x: compare(x, x, x.long()), 4, torch.zeros(0, 3))

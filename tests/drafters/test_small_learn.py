@@ -275,6 +275,7 @@ def test_the_folder_is_an_ordinary_models(target, tmp_path):
         "README.md", "chat_template.jinja", "config.json", "forerun.json", "generation_config.json",
         "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1  # the umask's
     model, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert GenerationConfig.from_pretrained(tmp_path).eos_token_id == target.model.generation_config.eos_token_id
@@ -309,6 +310,17 @@ def test_it_remembers_what_it_was_distilled_from(target, tmp_path, small_of, cap
     (tmp_path / "forerun.json").write_text("{}")
     with pytest.raises(ModelError, match=r"^--drafter: .*forerun.json cannot be read"):
         Small.load({"model": str(tmp_path)}, LoadContext(target))
+
+
+def test_ts_9_its_record_has_the_template_of_its_data(target, tmp_path):
+    """TS-9: what rendered the samples is remembered, not what the target would have rendered.
+
+    https://github.com/z-lab/dflash/issues/133, https://github.com/SafeAILab/EAGLE/issues/227
+    """
+    plan = DesignPlan(64, torch.ones(target.vocab_size), "float32", 0, chat_template="of-another")
+    SmallLearner.design(target, SmallSettings(layers=1), plan).save(tmp_path)
+    record = json.loads((tmp_path / "forerun.json").read_text())
+    assert record["target_fingerprint"]["chat_template"] == "of-another"
 
 
 def test_a_write_that_was_cut_short_leaves_the_folder_that_was(target, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ from forerun.target.base import Target
 from forerun.target.fingerprint import Fingerprint, differences, fingerprint
 from forerun.target.hf import HFTarget
 from forerun.target.load import EMBEDDED, find_folder
-from forerun.target.packed import pack_linears
+from forerun.target.packed import PackedLinear, pack_linears
 
 logger = logging.getLogger("forerun")
 
@@ -38,22 +39,48 @@ Kind = TypeVar("Kind", bound=LearnedDrafter)
 
 
 def save_drafter(drafter: LearnedDrafter, folder: Path) -> None:
-    """Writes the folder's two files, each whole or not at all. The weights carry the hash of their config."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes the folder's two files, each whole or not at all. The weights carry the hash of their config.
+
+    ModelError, and nothing is written: a tensor that the network was built with is no longer in it.
+    """
     config = json.dumps(drafter.config.model_dump(mode="json"), indent=2) + "\n"
-    dtype = getattr(torch, drafter.config.dtype)
-    state = stored_names(type(drafter), drafter.network)
-    weights = {name: state[name].detach().to("cpu", dtype).contiguous() for name in sorted(state)}
-    tensors = {**weights, **drafter.vocabulary.tensors()}
-    new = folder / f"{WEIGHTS}.new"
+    tensors = {**_weights(drafter), **drafter.vocabulary.tensors()}
+    folder.mkdir(parents=True, exist_ok=True)
+    new, new_config = folder / f"{WEIGHTS}.new", folder / f"{CONFIG}.new"
+    new_config.write_text(config, encoding="utf-8")
     save_file(tensors, new, {"format": "pt", "config_sha256": _digest(config)})
+    shutil.copymode(new_config, new)  # safetensors lets nobody but the owner read it, whatever the umask
     put_in_place(new, folder / WEIGHTS)
-    (folder / f"{CONFIG}.new").write_text(config, encoding="utf-8")
-    put_in_place(folder / f"{CONFIG}.new", folder / CONFIG)
+    put_in_place(new_config, folder / CONFIG)
+
+
+def _weights(drafter: LearnedDrafter) -> dict[str, Tensor]:
+    """What is stored of the network, in the dtype of the config, on the CPU."""
+    plain = unpacked(drafter.network)
+    odd = drafter.tensor_names ^ plain.state_dict().keys()
+    if odd:
+        raise ModelError(f"the network is not the one it was built as, so it cannot be saved: {', '.join(sorted(odd))}")
+    state, dtype = stored_names(type(drafter), plain), getattr(torch, drafter.config.dtype)
+    return {name: state[name].detach().to("cpu", dtype).contiguous() for name in sorted(state)}
+
+
+def unpacked(network: nn.Module) -> nn.Module:
+    """The network itself; if some of its linear layers are packed (they are in no state, and cannot be copied), a copy
+    in which they are plain."""
+    packed = [module for module in network.modules() if isinstance(module, PackedLinear)]
+    return copy.deepcopy(network, {id(module): _plain(module) for module in packed}) if packed else network
+
+
+def _plain(packed: PackedLinear) -> nn.Linear:
+    linear = nn.Linear(packed.in_features, packed.out_features, bias=packed.bias is not None, device="meta")
+    linear.weight = nn.Parameter(packed.weight, requires_grad=False)
+    if packed.bias is not None:
+        linear.bias = nn.Parameter(packed.bias.detach().clone(), requires_grad=False)
+    return linear
 
 
 def stored_names(kind: type[LearnedDrafter], network: nn.Module) -> dict[str, Tensor]:
-    """The network's state under the names of the checkpoint."""
+    """The network's state under the names of the checkpoint; of a network without packed layers."""
     out = {}
     for name, tensor in network.state_dict().items():
         for prefix, stored in kind.renamed.items():
@@ -73,9 +100,15 @@ def _digest(config: str) -> str:
     return hashlib.sha256(config.encode()).hexdigest()
 
 
-def fingerprint_of(target: Target) -> dict[str, str]:
-    """What a drafter remembers of its target; nothing for a target without weights of its own (tables)."""
-    return fingerprint(target).to_dict() if isinstance(target, HFTarget) else {}
+def fingerprint_of(target: Target, chat_template: str | None = None) -> dict[str, str]:
+    """What a drafter remembers of its target; nothing for a target without weights of its own (tables).
+
+    `chat_template` is the hash of the one that rendered what the drafter learned; None: the target's own.
+    """
+    if not isinstance(target, HFTarget):
+        return {}
+    own = fingerprint(target).to_dict()
+    return own if chat_template is None else {**own, "chat_template": chat_template}
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -121,29 +154,39 @@ def _read_config(kind: type[LearnedDrafter], folder: Path) -> tuple[DraftConfig,
         return kind.config_class(**content), text
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ModelError(f"--drafter: {folder / CONFIG}: {where}: {first['msg'].lower()}") from None
+        where = [".".join(map(str, first["loc"]))] if first["loc"] else []
+        said = first["msg"].removeprefix("Value error, ")
+        raise ModelError(": ".join(["--drafter", str(folder / CONFIG), *where, said[:1].lower() + said[1:]])) from None
 
 
 def _check_target(config: DraftConfig, target: Target, allowed: bool) -> None:
     """The drafter's own record of its target against the one it is loaded for."""
-    measures = {"target_hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
+    measures = {
+        "target_hidden_size": target.hidden_size,
+        "target_num_layers": target.num_layers,
+        "vocab_size": target.vocab_size,
+    }
     wrong = [
         f"{name} {getattr(config, name)} != {mine}" for name, mine in measures.items() if getattr(config, name) != mine
     ]
-    if wrong or config.aux_hidden_state_layer_ids[-1] > target.num_layers:
+    if wrong:
         raise ModelError(f"--drafter: it was trained for {config.target_name}, another model: {', '.join(wrong)}")
-    if not (isinstance(target, HFTarget) and config.target_fingerprint):
-        return
-    made_for, found = Fingerprint.from_dict(config.target_fingerprint), fingerprint(target)
-    parts = differences(made_for, found)
-    if parts:
-        message = f"it was trained for {config.target_name}; this target differs in {', '.join(parts)}"
-        if not allowed:
-            raise ModelError(f"--drafter: {message}; allow_target_mismatch loads it anyway")
+    message = _difference(config, target) if isinstance(target, HFTarget) else None
+    if message is not None and not allowed:
+        raise ModelError(f"--drafter: {message}; allow_target_mismatch loads it anyway")
+    if message is not None:
         logger.warning("%s", message)
+
+
+def _difference(config: DraftConfig, target: HFTarget) -> str | None:
+    """In words, what speaks against this target; another dtype only warns."""
+    if not config.target_fingerprint:
+        return f"its target_fingerprint is empty: it does not say which {config.target_name} it was trained for"
+    made_for, found = Fingerprint.from_dict(config.target_fingerprint), fingerprint(target)
     if made_for.dtype != found.dtype:
         logger.warning("the drafter was trained on features in %s; this target runs in %s", made_for.dtype, found.dtype)
+    parts = differences(made_for, found)
+    return f"it was trained for {config.target_name}; this target differs in {', '.join(parts)}" if parts else None
 
 
 def _read_tensors(folder: Path, config_text: str) -> dict[str, Tensor]:
@@ -170,7 +213,10 @@ def _vocabulary(config: DraftConfig, tensors: Mapping[str, Tensor], folder: Path
         )
     if not pruned:
         return DraftVocabulary(config.vocab_size)
-    vocabulary = DraftVocabulary.of_offsets(config.vocab_size, tensors["d2t"])
+    d2t = tensors["d2t"]
+    if d2t.dim() != 1 or d2t.dtype not in (torch.int64, torch.int32):
+        raise ModelError(f"--drafter: d2t of {folder} is {d2t.dtype} {tuple(d2t.shape)}, not a row of integers")
+    vocabulary = DraftVocabulary.of_offsets(config.vocab_size, d2t)
     if vocabulary.draft_size != config.draft_vocab_size or not torch.equal(vocabulary.tensors()["t2d"], tensors["t2d"]):
         raise ModelError(f"--drafter: d2t and t2d of {folder} do not describe the same {config.draft_vocab_size} ids")
     return vocabulary
@@ -185,6 +231,7 @@ def fill(drafter: LearnedDrafter, tensors: Mapping[str, Tensor], where: str) -> 
         *(f"{name} is missing" for name in expected.keys() - found.keys()),
         *(f"{name} is left over" for name in found.keys() - expected.keys()),
         *(f"{n} is {found[n]}, not {expected[n]}" for n in expected.keys() & found.keys() if found[n] != expected[n]),
+        *(f"{name} is {t.dtype}, not floating point" for name, t in tensors.items() if not t.is_floating_point()),
         *(f"{name} is not finite" for name, tensor in tensors.items() if not tensor.float().isfinite().all()),
     ]
     if problems:
@@ -200,7 +247,8 @@ def fill(drafter: LearnedDrafter, tensors: Mapping[str, Tensor], where: str) -> 
 
 def decoding_copy(drafter: Kind, dtype: torch.dtype) -> Kind:
     """See `LearnedDrafter.for_decoding`."""
-    network = copy.deepcopy(drafter.network)
+    plain = unpacked(drafter.network)
+    network = copy.deepcopy(plain) if plain is drafter.network else plain
     saved = getattr(torch, drafter.config.dtype)  # rounded as saving rounds it
     twin = type(drafter)(drafter.config, network.to(saved), drafter.vocabulary, drafter.target)
     twin.window = drafter.window

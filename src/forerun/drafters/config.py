@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from forerun.drafters import DRAFTERS, canonical, drafter_class
 from forerun.drafters.base import Drafter, LoadContext
-from forerun.errors import OptionError, nearest
+from forerun.errors import ModelError, OptionError, nearest
 from forerun.sampling import VerifyMode
 
 NOT_BUILT = {
@@ -130,7 +130,8 @@ class SpeculativeConfig(BaseModel):
         return parse_config({**self.model_dump(exclude_unset=True), "num_speculative_tokens": k})
 
     def build(self, context: LoadContext) -> Drafter:
-        """Loads the drafter. OptionError for a key it does not read."""
+        """Loads the drafter. OptionError for a key it does not read; ModelError: it cannot be loaded."""
+        _refuse_run(self.model)
         if self.name in NOT_BUILT:
             raise OptionError("method", f"{self.name!r}: {NOT_BUILT[self.name]}; known: {', '.join(DRAFTERS)}")
         kind = drafter_class(self.name)
@@ -159,7 +160,20 @@ def _kind_of(model: str) -> str:
         config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return "small"  # no folder of ours; loading it will say what is wrong with it
-    return str(config["method"]) if isinstance(config, dict) and "forerun_format" in config else "small"
+    if not isinstance(config, dict) or "forerun_format" not in config:
+        return "small"
+    if "method" not in config:
+        raise ModelError(f"--drafter: {Path(model) / 'config.json'}: method: field required")
+    return str(config["method"])
+
+
+def _refuse_run(model: str | None) -> None:
+    """ModelError for the --out folder of `forerun train`, which holds drafters and is none."""
+    if model is None or (Path(model) / "config.json").exists():
+        return
+    best = Path(model) / "best"
+    if (best / "config.json").is_file():
+        raise ModelError(f"--drafter: {model} is the folder of a training run; its drafter is {best}")
 
 
 _SHARED = frozenset(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -36,6 +36,18 @@ class LayerConfig(BaseModel):
     attention_bias: Literal[False]
     rope_parameters: dict[str, float | int | str | list[float] | bool | None]
     max_position_embeddings: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _turns(self) -> LayerConfig:
+        try:
+            frequencies, _ = inverse_frequencies(self.rope_parameters, self.head_dim, self.max_position_embeddings)
+        except KeyError as error:
+            raise ValueError(f"rope_parameters has no {error.args[0]}") from None
+        except (TypeError, ValueError, ZeroDivisionError) as error:  # of transformers' own functions as well
+            raise ValueError(f"rope_parameters cannot be used: {error}") from None
+        if not frequencies.isfinite().all() or self.head_dim % 2:
+            raise ValueError("rope_parameters and an even head_dim must give finite frequencies")
+        return self
 
 
 Rotation = tuple[Tensor, Tensor]

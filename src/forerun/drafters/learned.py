@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from forerun.drafters.base import Drafter, LoadContext
 from forerun.errors import OptionError
@@ -121,18 +121,52 @@ class DraftConfig(BaseModel):
     target_name: str
     target_fingerprint: dict[str, str]
     """`Fingerprint.to_dict()`: config, weights, tokenizer, chat template, dtype, each by itself."""
-    target_hidden_size: int
-    target_num_layers: int
-    vocab_size: int
+    target_hidden_size: int = Field(ge=1)
+    target_num_layers: int = Field(ge=1)
+    vocab_size: int = Field(ge=1)
     """V, the columns of the target's logits."""
-    draft_vocab_size: int
+    draft_vocab_size: int = Field(ge=1)
     """D; equal to vocab_size if every id is kept."""
     layer_id_convention: Literal["h"]
     aux_hidden_state_layer_ids: tuple[int, ...]
     """Taps, ascending."""
-    training_length: int
+    training_length: int = Field(ge=1)
     """Tokens of the longest sequence trained on."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"]
+
+    @field_validator("target_fingerprint")
+    @classmethod
+    def _whole_fingerprint(cls, value: dict[str, str]) -> dict[str, str]:
+        from forerun.target.fingerprint import Fingerprint
+
+        odd = Fingerprint.__dataclass_fields__.keys() ^ value.keys()
+        if value and odd:  # a target without weights of its own (tables) has none
+            raise ValueError(f"has parts missing or left over: {', '.join(sorted(odd))}")
+        return value
+
+    # What a validator compares with stands above it in the file; it is absent if it was refused itself.
+
+    @field_validator("draft_vocab_size")
+    @classmethod
+    def _kept_of_all(cls, value: int, info: ValidationInfo) -> int:
+        if value > info.data.get("vocab_size", value):
+            raise ValueError(f"{value} is more than vocab_size ({info.data['vocab_size']})")
+        return value
+
+    @field_validator("aux_hidden_state_layer_ids")
+    @classmethod
+    def _ascending_taps(cls, value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        num_layers = info.data.get("target_num_layers")
+        if num_layers is not None and not taps_fit(value, num_layers):
+            raise ValueError(f"must ascend strictly within 1 .. {num_layers}, got {list(value)}")
+        return value
+
+    @field_validator("mask_token_id", check_fields=False)  # of the kinds that have one
+    @classmethod
+    def _known_mask(cls, value: int, info: ValidationInfo) -> int:
+        if value >= info.data.get("vocab_size", value + 1):
+            raise ValueError(f"{value} is not below vocab_size ({info.data['vocab_size']})")
+        return value
 
 
 class Learner(ABC):
@@ -176,7 +210,7 @@ class Learner(ABC):
     @property
     @abstractmethod
     def made_for(self) -> Mapping[str, str]:
-        """The fingerprint of its target, part by part."""
+        """The fingerprint of its target, part by part; `chat_template` is the one its data was rendered with."""
 
     @property
     def base_model(self) -> str:
@@ -205,6 +239,10 @@ class Learner(ABC):
     @abstractmethod
     def for_decoding(self, dtype: torch.dtype) -> Drafter:
         """A frozen copy in another dtype, as it decodes after saving and loading; the original goes on training."""
+
+    def plan_rows_per_token(self, lengths: Sequence[int]) -> float:  # noqa: ARG002 - for kinds that draw by sequence
+        """Positions that its network computes per token of samples of these lengths, for estimates of work."""
+        return 1.0
 
     @abstractmethod
     def prepare(self, batch: TrainingBatch, generator: torch.Generator) -> Exercise:
@@ -270,6 +308,8 @@ class LearnedDrafter(Learner, Drafter):
     def __init__(self, config: DraftConfig, network: nn.Module, vocabulary: DraftVocabulary, target: Target):
         self.config = config
         self.network = network
+        self.tensor_names = frozenset(network.state_dict())
+        """Of the network as it was built: what a checkpoint must hold, whatever becomes of its layers."""
         self.vocabulary = vocabulary
         self.target = target
         self.taps = config.aux_hidden_state_layer_ids
@@ -309,7 +349,10 @@ class LearnedDrafter(Learner, Drafter):
         return self.config.target_fingerprint
 
     def save(self, folder: Path) -> None:
-        """Writes `config.json` and `model.safetensors`; other files in the folder are kept."""
+        """Writes `config.json` and `model.safetensors`; other files in the folder are kept.
+
+        One that was loaded is saved as it was rounded to the dtype it decodes in.
+        """
         from forerun.drafters.checkpoint import save_drafter
 
         save_drafter(self, folder)
@@ -346,20 +389,28 @@ class DesignPlan:
     seed: int
     trust_remote_code: bool = False
     """Whether code that comes with a model may be run."""
+    chat_template: str | None = None
+    """`template_hash` of the template that rendered the data; None: the target's own, or none (plain text)."""
 
 
 def config_fields(target: Target, settings: DraftSettings, plan: DesignPlan, taps: Sequence[int]) -> dict[str, Any]:
-    """The fields of `DraftConfig` that every kind fills alike (not `method`). OptionError if the taps do not fit."""
+    """The fields of `DraftConfig` that every kind fills alike (not `method`).
+
+    OptionError: the taps do not fit, or more ids are to be kept than there are.
+    """
     from forerun.drafters.checkpoint import fingerprint_of
 
+    draft_size = settings.draft_vocab_size or target.vocab_size
+    if draft_size > target.vocab_size:
+        raise OptionError("draft_vocab_size", f"must be in 1 .. {target.vocab_size}, got {draft_size}")
     return {
         "forerun_format": 1,
         "target_name": target.name,
-        "target_fingerprint": fingerprint_of(target),
+        "target_fingerprint": fingerprint_of(target, plan.chat_template),
         "target_hidden_size": target.hidden_size,
         "target_num_layers": target.num_layers,
         "vocab_size": target.vocab_size,
-        "draft_vocab_size": settings.draft_vocab_size or target.vocab_size,
+        "draft_vocab_size": draft_size,
         "layer_id_convention": "h",
         "aux_hidden_state_layer_ids": check_taps(taps, target),
         "training_length": plan.training_length,
@@ -369,8 +420,13 @@ def config_fields(target: Target, settings: DraftSettings, plan: DesignPlan, tap
 
 def check_taps(taps: Sequence[int], target: Target) -> tuple[int, ...]:
     """Taps as a tuple. OptionError if they do not ascend strictly within 1 .. n."""
-    if not taps or list(taps) != sorted(set(taps)) or taps[0] < 1 or taps[-1] > target.num_layers:
+    if not taps_fit(taps, target.num_layers):
         raise OptionError(
             "taps", f"must ascend strictly within 1 .. {target.num_layers} for this target, got {list(taps)}"
         )
     return tuple(taps)
+
+
+def taps_fit(taps: Sequence[int], num_layers: int) -> bool:
+    """Whether they ascend strictly within 1 .. n, and there are any."""
+    return len(taps) > 0 and list(taps) == sorted(set(taps)) and taps[0] >= 1 and taps[-1] <= num_layers

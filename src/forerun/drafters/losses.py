@@ -50,8 +50,9 @@ def compare(draft_logits: Tensor, target_probs: Tensor, labels: Tensor, top: int
         acceptance = torch.minimum(log_draft.exp(), target).sum(-1)
     if top is not None and top < target.shape[-1]:
         target, log_draft = _lumped(target, log_draft, top)
+    soft_ce = -(target * log_draft).masked_fill(target == 0, 0).sum(-1)  # 0 log 0 = 0: padded ids of a head at -inf
     l1 = (log_draft.exp() - target).abs().sum(-1) + lost
-    return RowLosses(ce, -(target * log_draft).sum(-1), l1, acceptance)
+    return RowLosses(ce, soft_ce, l1, acceptance)
 
 
 def _lumped(target: Tensor, log_draft: Tensor, top: int) -> tuple[Tensor, Tensor]:

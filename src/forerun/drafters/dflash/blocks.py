@@ -65,16 +65,18 @@ class Blocks:
                 block += len(part)
 
 
-def draw_anchors(batch: TrainingBatch, most: int, generator: torch.Generator) -> list[Tensor]:
-    """Per sequence up to `most` positions i, drawn without replacement: tokens i and i + 1 are under the loss mask."""
-    anchors = []
+def draw_anchors(batch: TrainingBatch, most: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Per sequence up to `most` positions i, drawn without replacement: tokens i and i + 1 are under the loss mask.
+
+    One sequence after the other, when it is asked for: whatever else is drawn for a sequence is drawn in between, so
+    that nothing depends on which sequences share a batch.
+    """
     mask = batch.loss_mask.cpu()
     for start, length in zip(batch.starts, batch.lengths, strict=True):
         own = mask[start : start + length]
         candidates = (own[:-1] & own[1:]).nonzero()[:, 0]
         chosen = torch.randperm(len(candidates), generator=generator)[:most]
-        anchors.append(candidates[chosen].sort().values)
-    return anchors
+        yield candidates[chosen].sort().values
 
 
 def draw_lengths(count: int, most: int, least: int, share: float, generator: torch.Generator) -> Tensor:

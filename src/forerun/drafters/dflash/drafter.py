@@ -43,7 +43,7 @@ class BlockDrafter(LearnedDrafter):
     def plan_rows_per_token(self, lengths: Sequence[int]) -> float:
         """Slots per token of the data: a block at every anchor, which short sequences have fewer of."""
         anchors = sum(min(self.settings.anchors, max(0, length - 1)) for length in lengths)
-        return anchors * self.config.block_size / max(1, sum(lengths))
+        return float(anchors * self.config.block_size / max(1, sum(lengths)))
 
     @property
     def block_bytes(self) -> int:

@@ -19,11 +19,12 @@ def exercise(
     batch: TrainingBatch, config: BlockConfig, settings: BlockSettings, generator: torch.Generator
 ) -> Exercise:
     """Anchors for a batch, and the weight of what they teach."""
-    anchors = draw_anchors(batch, settings.anchors, generator)
-    device = batch.tokens.device
-    count = sum(map(len, anchors))
-    lengths = draw_lengths(count, config.block_size, 1 + config.first_slot, settings.short_blocks, generator)
-    blocks = Blocks([own.to(device) for own in anchors], batch.starts, config.block_size, lengths.to(device))
+    device, whole, least = batch.tokens.device, config.block_size, 1 + config.first_slot
+    anchors, lengths = [], []
+    for own in draw_anchors(batch, settings.anchors, generator):
+        anchors.append(own.to(device))
+        lengths.append(draw_lengths(len(own), whole, least, settings.short_blocks, generator).to(device))
+    blocks = Blocks(anchors, batch.starts, whole, torch.cat(lengths))
     weights = position_weights(taught(batch, blocks, config.max_draft), settings.decay_gamma)
     return Exercise(float(weights.sum()), {"blocks": blocks, "weights": weights})
 

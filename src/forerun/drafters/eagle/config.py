@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from forerun.drafters.chain.network import check_one_layer, need_one_layer
 from forerun.drafters.layers import LayerConfig
@@ -27,6 +27,14 @@ class EagleConfig(DraftConfig):
     @classmethod
     def _one_layer(cls, value: LayerConfig) -> LayerConfig:
         return need_one_layer(value)
+
+    @field_validator("aux_hidden_state_layer_ids")
+    @classmethod
+    def _last_tap(cls, value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        num_layers = info.data.get("target_num_layers")
+        if num_layers is not None and value != (num_layers,):
+            raise ValueError(f"must be the last hidden state alone, [{num_layers}], got {list(value)}")
+        return value
 
 
 class EagleSettings(DraftSettings):

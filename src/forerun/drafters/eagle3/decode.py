@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self, cast
 
 import torch
@@ -59,6 +60,9 @@ class Eagle3(ChainDrafter):
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.network.logits(hidden)
+
+    def plan_rows_per_token(self, lengths: Sequence[int]) -> float:  # noqa: ARG002 - each row at each step
+        return float(self.settings.ttt_steps)
 
     def prepare(self, batch: TrainingBatch, generator: torch.Generator) -> Exercise:  # noqa: ARG002 - nothing is drawn
         return loss.prepare(batch)

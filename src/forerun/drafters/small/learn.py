@@ -49,6 +49,7 @@ class SmallLearner(Learner):
         target: the teacher.
         dtype: of the saved weights.
         settings: of the losses.
+        chat_template: of the data, as in `DesignPlan`.
 
     Raises:
         VocabularyMismatch: target and model have different tokenizers.
@@ -64,9 +65,17 @@ class SmallLearner(Learner):
     taps = ()
     network: StudentModel
 
-    def __init__(self, begun: Beginning, target: Target, dtype: torch.dtype, settings: SmallSettings):
+    def __init__(
+        self,
+        begun: Beginning,
+        target: Target,
+        dtype: torch.dtype,
+        settings: SmallSettings,
+        chat_template: str | None = None,
+    ):
         self.network, self.tokenizer, self.begun = begun.network, begun.tokenizer, begun
         self.target, self.settings, self._dtype = target, settings, dtype
+        self._chat_template = chat_template
         known = shared_vocabulary(target.tokenizer, begun.tokenizer)
         self.shared_ids = min(known, begun.network.vocab_size, target.vocab_size)
         whole = self.shared_ids == target.vocab_size
@@ -81,7 +90,7 @@ class SmallLearner(Learner):
                 "--max-length",
                 f"the samples have up to {plan.training_length} tokens, {begun.name} takes {begun.network.window}",
             )
-        return cls(begun, target, getattr(torch, plan.dtype), settings)
+        return cls(begun, target, getattr(torch, plan.dtype), settings, plan.chat_template)
 
     @property
     def base_model(self) -> str:
@@ -97,7 +106,7 @@ class SmallLearner(Learner):
 
     @property
     def made_for(self) -> Mapping[str, str]:
-        return fingerprint_of(self.target)
+        return fingerprint_of(self.target, self._chat_template)
 
     @property
     def needs_normalizer(self) -> bool:
@@ -147,6 +156,7 @@ class SmallLearner(Learner):
                 shutil.rmtree(folder / path.name, ignore_errors=True)
                 path.rename(folder / path.name)
             else:
+                shutil.copymode(new / "config.json", path)  # see `save_drafter`
                 put_in_place(path, folder / path.name)
         new.rmdir()
         write_record(
