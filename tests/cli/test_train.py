@@ -178,3 +178,37 @@ def test_records_are_prepared_on_the_way(run: Run, command, tmp_path):
     made = manifest.stat().st_mtime_ns
     assert "finished already" in run("train", KIND, *args).err
     assert manifest.stat().st_mtime_ns == made
+
+
+def test_a_list_may_be_given_one_by_one(run: Run, command, tmp_path):
+    """`--draft.taps 1 --draft.taps 3` are both of them, as 1,3 would be; a number given twice is refused by name."""
+    twice = ["--draft.taps", "1", "--draft.taps", "3", "--eval-temperature", "0", "--eval-temperature", "0.5"]
+    assert run("train", KIND, *command, *twice).code == 0
+    written = (tmp_path / "run" / "config.yaml").read_text()
+    assert "  taps: [1, 3]  # flag" in written
+    assert "eval_temperature: [0.0, 0.5]  # flag" in written
+    again = run("train", KIND, *command, "--draft.block-size", "1", "--draft.block-size", "2")
+    assert again.code == 2
+    assert "--draft.block-size: " in again.err
+
+
+def test_a_plan_knows_the_rows_of_a_kind(run: Run, command, monkeypatch):
+    """What the kind computes per token is in memory and time; features are told; nothing a run would refuse passes."""
+    from training.linear import Linear
+
+    one = run("train", KIND, *command, "--plan", "--json").json
+    monkeypatch.setattr(Linear, "plan_rows_per_token", lambda self, lengths: 7.0)
+    seven = run("train", KIND, *command, "--plan", "--json").json
+    activations = [next(m["value"] for m in found["memory"] if m["name"] == "activations") for found in (one, seven)]
+    assert activations[1] == 7 * activations[0]
+    assert [line["name"] for line in seven["features"]] == ["of a token", "of the data"]
+    assert "of the data" in run("train", KIND, *command, "--plan").out
+
+
+def test_a_plan_refuses_what_a_run_would(run: Run, command, tmp_path):
+    """The folder of something else."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("mine")
+    ran = run("train", KIND, *command, "--plan")
+    assert ran.code == 2
+    assert "is not empty and holds no run" in ran.err

@@ -10,7 +10,7 @@ import yaml
 from forerun.errors import OptionError
 from forerun.training.config import TrainingConfig, as_yaml, choose, is_free, value_of
 from training.linear import Linear
-from training.runs import KIND
+from training.runs import KIND, configured
 
 GIVEN = {"data": "d", "out": "o"}
 
@@ -145,3 +145,21 @@ def test_every_setting_is_described_and_in_a_panel():
         if name not in ("kind", "draft"):
             assert field.description, name
             assert field.json_schema_extra["panel"], name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 2**64}, "--seed: input should be less than 18446744073709551616"),
+        ({"betas": "0.9"}, r"--betas: needs two numbers, such as 0.9,0.95, got '0.9'"),
+        ({"betas": (0.9, 0.9, 0.9)}, "--betas: needs two numbers"),
+        ({"store_gb": 1e300, "feature_store": "x"}, "--store-gb: input should be less than or equal"),
+        ({"threads": 10**30}, "--threads: "),
+        ({"eval_tokens": 2}, "--eval-tokens: input should be greater than or equal to 3"),
+        ({"draft": {"skip": float("-inf")}}, "--draft.skip: "),
+    ],
+)
+def test_numbers_no_run_can_use_are_refused(tmp_path, changes, message):
+    """In one line that names the flag."""
+    with pytest.raises(OptionError, match=message):
+        configured("t", tmp_path, tmp_path, **changes)

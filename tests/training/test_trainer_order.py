@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from forerun.errors import OptionError
 from forerun.training.config import choose
 from forerun.training.optimizer import (
     Average,
@@ -216,3 +217,10 @@ def test_the_optimiser_goes_on_from_named_tensors(name):
     steps(halved, second, 1)
     for one, other in zip(straight.parameters(), halved.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("epochs", [1e15, float("inf"), float("nan")])
+def test_more_epochs_than_can_be_counted_are_refused(epochs):
+    """At once, with the option."""
+    with pytest.raises(OptionError, match=r"--epochs: .*say how many --steps"):
+        Order(np.array([3, 4]), 8, 0).steps_of(epochs)

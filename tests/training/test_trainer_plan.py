@@ -33,12 +33,22 @@ def test_memory_is_the_sum_of_its_lines():
     found = plan(WORK, 1e6)
     assert values(found.memory) == {
         "target weights": 2000, "target KV": 6400, "drafter weights": 400, "gradients": 400, "moments of AdamW": 800,
-        "features": 100 * 3 * 8 * 2, "activations": 100 * 40 * 4, "chunk of logits": LOSS_CHUNK_BYTES,
+        "features": 100 * 3 * 8 * 2, "activations": 2 * 100 * 40 * 4, "chunk of logits": LOSS_CHUNK_BYTES,
+        "teacher's laws": LOSS_CHUNK_BYTES,
     }  # fmt: skip
     assert found.memory_bytes == sum(values(found.memory).values())
     more = plan(replace(WORK, average=True, half=True, rows_per_token=2.5), 1e6)
     assert values(more.memory)["average of the weights"] == 400
-    assert values(more.memory)["activations"] == 250 * 40 * 2
+    assert values(more.memory)["activations"] == 2 * 250 * 40 * 2
+    attended = plan(replace(WORK, rows_per_token=2.5, keys=30, groups=3), 1e6)
+    assert values(attended.memory)["attention masks"] == 250 * 30 * 3 * 4
+
+
+def test_features_are_told_for_a_token_and_for_the_data():
+    """They are no part of the disk's sum: a store is bounded by --store-gb."""
+    found = plan(replace(WORK, feature_bytes=48), 1e6)
+    assert values(found.features) == {"of a token": 48, "of the data": 900 * 48}
+    assert found.disk_bytes == plan(WORK, 1e6).disk_bytes
 
 
 def test_disk_holds_one_checkpoint_more_than_is_kept():

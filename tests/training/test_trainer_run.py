@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import ClassVar
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 
 from forerun.drafters.base import LoadContext
 from forerun.engine import Engine
-from forerun.errors import OptionError, TrainingFailed
+from forerun.errors import DoesNotFit, OptionError, TrainingFailed
 from forerun.target.load import load_target
 from forerun.training import checkpoints, trainer
 from forerun.training.run import train
@@ -219,6 +220,75 @@ def test_a_finished_run_is_left_alone(begin, tmp_path):
     assert all(p.stat().st_mtime_ns == before for p, before in state.items())
 
 
+@pytest.mark.parametrize("ema", [None, 0.9])
+@pytest.mark.parametrize("best", [4, 6])
+def test_drafters_of_a_finished_run_that_were_removed_are_written_again(begin, tmp_path, monkeypatch, ema, best):
+    """last/ and best/ are what they were, from the checkpoints; training is not touched."""
+    monkeypatch.setattr("forerun.training.evaluation.Evaluation.score", property(lambda self: -abs(self.step - best)))
+    begin(eval_every=2, ema=ema)
+    before = [weights(tmp_path / "run", name) for name in ("last", "best")]
+    shutil.rmtree(tmp_path / "run" / "last")
+    shutil.rmtree(tmp_path / "run" / "best")
+    code, notes = begin(eval_every=2, ema=ema)
+    assert code == 0
+    assert notes.reports == []
+    assert sum("gone and is written again" in text for text in notes.texts) == 2
+    for name, old in zip(("last", "best"), before, strict=True):
+        assert same(weights(tmp_path / "run", name), old), name
+
+
+def test_a_best_drafter_that_cannot_be_written_again_is_said(begin, tmp_path, monkeypatch):
+    """Its checkpoint is gone as well: nothing else is put in its place."""
+    monkeypatch.setattr("forerun.training.evaluation.Evaluation.score", property(lambda self: -self.step))
+    begin(eval_every=2, keep=1)
+    shutil.rmtree(tmp_path / "run" / "best")
+    _, notes = begin(eval_every=2, keep=1)
+    assert any("best is gone, and so is the checkpoint of step 2" in text for text in notes.texts)
+    assert not (tmp_path / "run" / "best").exists()
+
+
+def test_a_stop_says_what_was_kept(begin, monkeypatch):
+    """The signal, the step, and that the same command goes on."""
+    stop_after(monkeypatch, 3, signal.SIGTERM)
+    _, notes = begin()
+    assert (
+        notes.texts[-1] == "stopped by SIGTERM after step 3 of 6: its checkpoint is written; the same command goes on"
+    )
+
+
+def test_data_that_cannot_be_read_are_named(begin, tmp_path, monkeypatch, data):
+    """The file and the reason, for records and for prepared samples."""
+    text = tmp_path / "t.jsonl"
+    text.write_text('{"text": "hello world"}')
+    own = Path.open
+
+    def locked(self, *rest, **options):
+        if self == text:
+            raise PermissionError(13, "Permission denied", str(self))
+        return own(self, *rest, **options)
+
+    monkeypatch.setattr(Path, "open", locked)
+    with pytest.raises(OptionError, match=r"--data: cannot read .*t.jsonl: Permission denied"):
+        begin(samples=text)
+
+    def refused(*_):
+        raise PermissionError(13, "Permission denied", str(data / "tokens.bin"))
+
+    monkeypatch.setattr("forerun.training.setup.open_inputs", refused)
+    with pytest.raises(OptionError, match=r"--data: cannot read .*tokens.bin: Permission denied"):
+        begin()
+
+
+def test_a_strange_folder_among_the_checkpoints_is_no_checkpoint(begin, tmp_path):
+    """It is neither read nor counted nor removed."""
+    begin(steps=2)
+    (tmp_path / "run" / "checkpoints" / "step-abc").mkdir()
+    code, notes = begin(steps=2)
+    assert code == 0
+    assert any("finished already" in text for text in notes.texts)
+    assert (tmp_path / "run" / "checkpoints" / "step-abc").is_dir()
+
+
 def test_restart_begins_anew(begin, tmp_path):
     """Checkpoints, metrics and drafters of the run before are gone."""
     begin(steps=4)
@@ -328,6 +398,100 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_its_checkpoints(begin, tmp_
             begin()
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
     assert begin()[0] == 0
+
+
+def test_weights_beyond_every_number_end_the_run_with_its_checkpoints(begin, tmp_path, monkeypatch):
+    """A finite loss and gradient are not enough: nothing that is not finite is ever saved as a success."""
+    monkeypatch.setattr("forerun.training.step.learning_rate", lambda step, *_: 1e38 if step == 3 else 1e-3)
+    with pytest.raises(TrainingFailed, match="step 4: the weights are not finite"):
+        begin()
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
+    for file in (tmp_path / "run").rglob("*.safetensors"):
+        assert all(tensor.isfinite().all() for tensor in load_file(file).values()), file
+
+
+def test_weights_that_the_saved_dtype_cannot_hold_end_the_run(begin, tmp_path):
+    """float16 ends at 65,504: the weight, the dtype and the way out are named, and no infinity is written."""
+    with pytest.raises(TrainingFailed, match=r"step 2: .*weight has weights that float16 cannot hold .*--dtype"):
+        begin(dtype="float16", learning_rate=1e6, warmup_share=0.0, steps=2)
+    assert not list((tmp_path / "run").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "epochs", "store_gb", "clip", "weight_decay", "held_out"])
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_numbers_that_are_not_finite_are_refused(begin, name, value):
+    """By their flag."""
+    with pytest.raises(OptionError, match=f"--{name.replace('_', '-')}: "):
+        begin(**{name: value})
+
+
+def test_a_sample_that_teaches_nothing_costs_its_step_alone(begin, tmp_path, target):
+    """Alone in a step it is skipped, said once and recorded; the run goes on and goes on again where it was."""
+    lone = sample("lone", range(60, 80), 20)
+    data = write_data(tmp_path / "d", target.tokenizer, [lone, *random_samples(5)])
+    code, notes = begin(samples=data, held_out=0.0, steps=12, tokens_per_step=20, save_every=3)
+    assert code == 0
+    steps = records(tmp_path / "run", "step")
+    skipped = [r for r in steps if r.get("skipped")]
+    assert len(steps) == 12
+    assert 1 <= len(skipped) <= 3
+    assert all(r["loss"] is None and r["weight"] == 0 for r in skipped)
+    assert sum("is skipped: its samples teach nothing" in text for text in notes.texts) == 1
+    assert any(f"{len(skipped)} of 12 steps were skipped" in text for text in notes.texts)
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([sample("a", [1, 2], 1), sample("b", [3, 4], 0)], "too short, the longest has 2 tokens and this kind needs 3"),
+        ([sample("a", range(9), 9), sample("b", range(9), 0)], "the loss masks leave no token after the first 2"),
+    ],
+)
+def test_data_that_teach_nothing_are_refused_before_the_first_step(begin, tmp_path, target, samples, message):
+    """Whatever the kind weighs: too short, or nothing marked where a drafter could predict it."""
+    samples[-1].loss_mask[2:] = False
+    data = write_data(tmp_path / "d", target.tokenizer, samples)
+    with pytest.raises(OptionError, match=f"--data: .*{message}"):
+        begin(samples=data, held_out=0.0)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_an_epoch_that_teaches_nothing_ends_the_run(begin, tmp_path, target, monkeypatch):
+    """Where it shows only in the losses: after one epoch, not never."""
+    data = write_data(tmp_path / "d", target.tokenizer, random_samples(6))
+    zero = lambda self, *_: trainer_losses(self)  # noqa: E731
+    monkeypatch.setattr(Linear, "losses", zero)
+    with pytest.raises(TrainingFailed, match=r"step \d+: there was nothing to learn in \d samples one after the other"):
+        begin(samples=data, held_out=0.0, steps=50, tokens_per_step=20, save_every=50)
+    assert len(records(tmp_path / "run", "step")) <= 6
+
+
+def trainer_losses(drafter):
+    from forerun.drafters.learned import Losses
+
+    return Losses(drafter.network.first.weight.sum() * 0, {})
+
+
+def test_a_network_that_no_memory_holds_is_refused_in_one_line(begin, monkeypatch):
+    """What the allocator says, and what to change; other errors of torch are not taken for it."""
+    size = [10**12]
+    monkeypatch.setattr(Linear, "network_of", classmethod(lambda *_: torch.empty(size[0], 10**4)))
+    with pytest.raises(DoesNotFit, match=r"the drafter needs more memory than there is \(.*--draft"):
+        begin()
+    size[0] = -1
+    with pytest.raises(RuntimeError, match="negative"):
+        begin("other")
+
+
+def test_a_step_that_no_memory_holds_ends_the_run(begin, monkeypatch):
+    """With the setting that changes it."""
+
+    def losses(self, *_):
+        torch.empty(10**12, 10**4)
+
+    monkeypatch.setattr(Linear, "losses", losses)
+    with pytest.raises(TrainingFailed, match=r"step 1 needs more memory .*--micro-batch-tokens"):
+        begin()
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "metrics", "drafter"])
@@ -444,6 +608,54 @@ def test_a_folder_of_something_else_is_not_touched(begin, tmp_path):
     (tmp_path / "busy").mkdir()
     with FileLock(tmp_path / "busy" / ".lock"), pytest.raises(OptionError, match="is in use by another run"):
         begin("busy")
+
+
+def listing(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text("utf-8", "replace") for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"config.yaml": "kind: mine", "notes.py": "x", "checkpoints/mine.bin": "precious"},
+        {"checkpoints/mine.bin": "precious", "best/song.mp3": "a"},
+        {"config.yaml": "site: blog", "checkpoints/mine.bin": "p", "metrics.jsonl": "{}", "src.py": ""},
+        {"run.json": '{"name": "somebody else\'s"}'},
+        {"run.json": "not json", "last/x": "y"},
+    ],
+)
+def test_a_folder_without_the_marker_of_a_run_is_left_as_it_was(begin, tmp_path, files, restart):
+    """Names that a run would use prove nothing: every file of the user is there afterwards, with --restart as well."""
+    for name, text in files.items():
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text(text)
+    with pytest.raises(OptionError, match=r"--out: .*mine is not empty and holds no run"):
+        begin("mine", restart=restart)
+    assert listing(tmp_path / "mine") == files
+
+
+def test_only_data_that_a_run_prepared_is_replaced(begin, tmp_path, target, monkeypatch):
+    """A dataset of the user's in the folder of a run is refused by name; what the run made of a file is made anew."""
+    text = tmp_path / "t.jsonl"
+    text.write_text("".join(f'{{"text": "hello world number {i}, this is text"}}\n' for i in range(9)))
+    begin("run", steps=1)
+    mine = write_data(tmp_path / "run" / "data", target.tokenizer, random_samples(5))
+    before = listing(mine)
+    with pytest.raises(OptionError, match=r"--out: .*data was not made by this run and would be replaced"):
+        begin("run", samples=text, restart=True, steps=1)
+    assert listing(mine) == before
+    assert begin("other", samples=text, steps=1)[0] == 0
+    made = listing(tmp_path / "other" / "data")
+    text.write_text(text.read_text() + '{"text": "one more line for it"}\n')
+    assert begin("other", samples=text, restart=True, steps=1)[0] == 0
+    assert listing(tmp_path / "other" / "data") != made
+
+
+def test_an_empty_name_of_a_folder_is_refused(begin, tiny_qwen3_dir, data):
+    """`--out ""` would be the folder the command is started in."""
+    with pytest.raises(OptionError, match="--out: must name a folder"):
+        configured(tiny_qwen3_dir, data, "")
 
 
 # ------------------------------------------------------------------------------------------------------------ trackers

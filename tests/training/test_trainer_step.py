@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.drafters.learned import DesignPlan, Losses, TrainingBatch
+from forerun.drafters.learned import DesignPlan, Exercise, Losses, TrainingBatch
 from forerun.errors import TrainingFailed
 from forerun.target.table import history_model
 from forerun.training.features import capture
@@ -229,11 +229,32 @@ def test_an_overflow_of_float16_repeats_the_step_with_a_smaller_scale():
         assert torch.allclose(one_weight, plain_weight, rtol=1e-9)
 
 
-def test_nothing_to_learn_stops_the_step():
-    """An empty loss mask is told before the target runs."""
+def test_a_step_that_teaches_nothing_is_skipped():
+    """An empty loss mask costs no pass of the target and moves no weight; the report says so."""
     made = drafter()
     one = stepper(made)
+    before = weights(one)
     silent = [sample("quiet", [1, 2, 3, 4], prompt=4)]
     one.source = SimpleNamespace(batch=lambda samples: pytest.fail("the target ran"))
-    with pytest.raises(TrainingFailed, match=r"step 1: there is nothing to learn in its 1 samples \(quiet"):
-        one.step(0, silent)
+    report = one.step(0, silent)
+    assert report.as_dict()["skipped"] is True
+    assert report.as_dict()["loss"] is None
+    assert_unchanged(one, before)
+
+
+def test_a_step_whose_rows_weigh_but_teach_nothing_is_skipped():
+    """Kinds that weigh every row, taught or not: decay and moments must not move the weights either."""
+    made = drafter()
+    made.prepare = lambda batch, generator: Exercise(float(len(batch.tokens)))
+    made.losses = lambda *_: Losses(made.network.first.weight.sum() * 0, {})
+    one = stepper(made, weight_decay=0.5)
+    before = weights(one)
+    assert one.step(0, SAMPLES).skipped
+    assert_unchanged(one, before)
+
+
+def test_weights_that_are_not_finite_after_the_update_stop_the_run():
+    """By step and learning rate, though loss and gradient were finite."""
+    one = stepper(drafter(), learning_rate=1e300, warmup_share=0.0)
+    with pytest.raises(TrainingFailed, match=r"step 1: the weights are not finite .*1e\+300; lower --learning-rate"):
+        one.step(0, SAMPLES)

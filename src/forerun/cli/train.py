@@ -57,14 +57,20 @@ def train(
     from forerun.training.config import choose, value_of
 
     own = {name.removeprefix(OWN): given.pop(name) for name in list(given) if name.startswith(OWN)}
-    draft = {name: value_of(text) for name, text in own.items() if text is not None}
-    settings = {name: value for name, value in given.items() if value is not None and value is not False}
+    draft = {name: value_of(said(texts)) for name, texts in own.items() if texts}
+    settings = {name: said(value) for name, value in given.items() if value not in (None, False, [])}
     chosen = choose(kind, settings, draft, None if config is None else Path(config))
     if plan or plan_measure:
         return _plan(chosen, plan_measure, json_)
     if json_:
         raise OptionError("--json", "is for --plan; what a run measures is in its metrics.jsonl")
     return _train(chosen, restart)
+
+
+def said(value: Any) -> Any:
+    """A list that was given flag by flag, as if once with commas. The kind's settings all come so: what is no list is
+    then refused by name, for which of them are lists is not known before the kind is."""
+    return ",".join(value) if isinstance(value, (list, tuple)) else value
 
 
 def _train(chosen: Chosen, restart: bool) -> int:
@@ -126,8 +132,8 @@ def _flag(name: str, field: FieldInfo) -> Any:
     """What typer needs to know of a setting. Values are text: the schema itself reads them, and says what is wrong."""
     extra = field.json_schema_extra
     panel = str(extra["panel"]) if isinstance(extra, dict) else None
-    kind: Any = bool if field.annotation is bool else str | None
-    shape = None if kind is bool else _metavar(field.annotation)
+    shape = None if field.annotation is bool else _metavar(field.annotation)
+    kind: Any = bool if shape is None else list[str] | None if shape == "LIST" else str | None
     return Annotated[kind, typer.Option(_option(name), help=_help(field), rich_help_panel=panel, metavar=shape)]
 
 
@@ -135,7 +141,8 @@ def _draft_flags(args: Sequence[str]) -> dict[str, Any]:
     """name -> annotation, of the kind's own settings and of others that were typed."""
     typed = [arg.partition("=")[0].removeprefix(DRAFT) for arg in args if arg.startswith(DRAFT)]
     flags = {
-        name.replace("-", "_"): Annotated[str | None, typer.Option(f"{DRAFT}{name}", hidden=True)] for name in typed
+        name.replace("-", "_"): Annotated[list[str] | None, typer.Option(f"{DRAFT}{name}", hidden=True)]
+        for name in typed
     }
     kind = next((arg for arg in args if arg in DRAFTERS or re.fullmatch(r"[\w.]+:\w+", arg)), None)
     return flags | ({} if kind is None else _settings_of(kind))
@@ -151,7 +158,7 @@ def _settings_of(kind: str) -> dict[str, Any]:
         return {}
     return {
         name: Annotated[
-            str | None,
+            list[str] | None,
             typer.Option(
                 f"{DRAFT}{name.replace('_', '-')}",
                 help=_help(field),

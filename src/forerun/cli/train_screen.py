@@ -73,8 +73,9 @@ class TrainScreen:
     def stepped(self, report: StepReport, used: Usage) -> None:
         now = time.monotonic()
         loss = report.sums.as_dict()["loss"]
+        shown = "-" if loss is None else f"{loss:.4f}"
         speed = used.tokens / used.seconds if used.seconds else 0.0
-        state = f"loss {loss:.4f}, {speed:,.0f} tokens/s, peak {used.peak_memory / 1e9:.2f} GB"
+        state = f"loss {shown}, {speed:,.0f} tokens/s, peak {used.peak_memory / 1e9:.2f} GB"
         if self._bar is not None:
             self._bar.update(self._task, completed=report.step, description=state)
         elif now >= self._next and report.step < self._steps:
@@ -134,9 +135,12 @@ def show_plan(plan: Plan, console: Console) -> None:
     sections = (
         ("memory of a device", plan.memory, plan.memory_bytes),
         ("disk", plan.disk, plan.disk_bytes),
+        ("features", plan.features, None),
         ("time", plan.time, None),
     )
     for title, lines, total in sections:
+        if not lines:
+            continue
         table.add_row(title, "" if total is None else size_text(total), "")
         for line in lines:
             table.add_row(f"  {line.name}", value_text(line), line.arithmetic)

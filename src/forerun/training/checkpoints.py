@@ -27,6 +27,8 @@ from forerun.errors import TrainingFailed
 from forerun.training.metrics import Usage
 
 FORMAT = 1
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, SafetensorError)
+"""How a checkpoint that is not whole shows."""
 TENSORS, NUMBERS = "state.safetensors", "state.json"
 NEW, OLD = ".new-", ".old-"
 """Before a folder's name while it is written, and while another takes its place."""
@@ -51,6 +53,10 @@ class Progress:
     loss_scale: float = 1.0
     calm_steps: int = 0
     """Since the loss scale last changed."""
+    skipped: int = 0
+    """Steps that had nothing to learn."""
+    idle: int = 0
+    """Samples in the steps that were skipped since the last one that was not."""
     used: Usage = field(default_factory=Usage)
 
     @classmethod
@@ -101,7 +107,8 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Ascending."""
-        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*"))
+        names = (path.name.removeprefix("step-") for path in self.folder.glob("step-*"))
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def save(self, progress: Progress, run: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Writes one and drops the oldest. OSError or SafetensorError leave the others as they were."""
@@ -132,6 +139,13 @@ class Checkpoints:
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
 
+    def of_step(self, step: int) -> Checkpoint | None:
+        """That of a step, if it is still there and whole."""
+        try:
+            return _read(self._path(step))
+        except UNREADABLE:
+            return None
+
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest one that is whole, and what is wrong with those after it.
 
@@ -142,7 +156,7 @@ class Checkpoints:
         for step in reversed(self.steps()):
             try:
                 return _read(self._path(step)), broken
-            except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            except UNREADABLE as error:
                 broken.append(f"the checkpoint of step {step} is broken ({error})")
         if broken:
             raise TrainingFailed(f"{'; '.join(broken)}; no other is left in {self.folder}: --restart begins anew")

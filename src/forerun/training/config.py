@@ -36,7 +36,7 @@ def _setting(default: Any, text: str, panel: str, *, free: bool = False, **limit
 class TrainingConfig(BaseModel):
     """Settings of `forerun train`. None stands for a value that is derived; `draft` are the settings of the kind."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
     kind: str
     draft: dict[str, Any] = Field(default_factory=dict)
@@ -50,7 +50,7 @@ class TrainingConfig(BaseModel):
         free=True,
     )  # fmt: skip
     max_length: int | None = _setting(None, "Cut samples to so many tokens. Default: none is cut.", DATA, ge=2)
-    seed: int = _setting(0, "Of starting weights, order of the data and what is drawn in a step.", DATA, ge=0)
+    seed: int = _setting(0, "Of starting weights, order of the data and what is drawn in a step.", DATA, ge=0, lt=2**64)
     # How long.
     steps: int | None = _setting(None, "Optimiser steps. Default: what --epochs come to.", LENGTH, ge=1)
     epochs: float | None = _setting(
@@ -58,8 +58,9 @@ class TrainingConfig(BaseModel):
     )
     tokens_per_step: int = _setting(16_384, "Tokens of an optimiser step, at most, on all devices.", LENGTH, ge=1)
     micro_batch_tokens: int | None = _setting(
-        None, "Tokens of one forward pass; gradients add up to a step. Changes memory and speed alone.", LENGTH,
-        free=True, ge=1,
+        None,
+        "Tokens of one forward pass; gradients add up to a step. Changes memory and speed, the result up to rounding.",
+        LENGTH, free=True, ge=1,
     )  # fmt: skip
     # Optimiser.
     optimizer: Literal["adamw", "muon"] = _setting(
@@ -88,7 +89,7 @@ class TrainingConfig(BaseModel):
         None, "Evaluate after so many steps, and at the end. Default: ten times in a run.", EVALUATION, free=True, ge=1
     )
     eval_prompts: int = _setting(16, "Held-out samples that are evaluated; 0: none.", EVALUATION, free=True, ge=0)
-    eval_tokens: int = _setting(64, "Tokens decoded for each.", EVALUATION, free=True, ge=2)
+    eval_tokens: int = _setting(64, "Tokens decoded for each.", EVALUATION, free=True, ge=3)
     eval_temperature: tuple[float, ...] = _setting((0.0, 1.0), "Temperatures of decoding.", EVALUATION, free=True)
     # What is kept.
     out: str = _setting(
@@ -105,12 +106,12 @@ class TrainingConfig(BaseModel):
     feature_store: str | None = _setting(
         None, "Keep target features here, for all epochs and runs. Default: compute them every time.", FILES, free=True
     )
-    store_gb: float | None = _setting(None, "Its largest size, in 10^9 bytes.", FILES, free=True, gt=0)
+    store_gb: float | None = _setting(None, "Its largest size, in 10^9 bytes.", FILES, free=True, gt=0, le=1e9)
     store_dtype: Literal["bfloat16", "fp8"] = _setting("bfloat16", "Of stored features; fp8 halves them.", FILES)
     allow_target_mismatch: bool = _setting(False, "Read the feature store of another target of this shape.", FILES)
     # Where it runs.
     device: Literal["auto", "cpu", "cuda", "mps"] = _setting("auto", "auto: a GPU if there is one.", MACHINE, free=True)
-    threads: int | None = _setting(None, "CPU threads. Default: torch's own choice.", MACHINE, free=True, ge=1)
+    threads: int | None = _setting(None, "CPU threads. Default: torch's own choice.", MACHINE, free=True, ge=1, le=4096)
     target_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = _setting(
         "auto", "Of the target's weights, hence of its features.", MACHINE, free=True
     )
@@ -119,8 +120,11 @@ class TrainingConfig(BaseModel):
 
     @field_validator("eval_temperature", "trackers", "betas", mode="before")
     @classmethod
-    def _listed(cls, value: Any) -> Any:
-        return as_list(value)
+    def _listed(cls, value: Any, info: Any) -> Any:
+        items = as_list(value)
+        if info.field_name == "betas" and isinstance(items, (list, tuple)) and len(items) != 2:
+            raise ValueError("needs two numbers, such as 0.9,0.95")
+        return items
 
     @field_validator("ema", "mixed_precision", mode="before")
     @classmethod
@@ -146,6 +150,13 @@ class TrainingConfig(BaseModel):
         if not value or min(value) < 0:
             raise ValueError("needs temperatures of at least 0")
         return tuple(dict.fromkeys(value))
+
+    @field_validator("out")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("must name a folder")
+        return value
 
     @field_validator("betas")
     @classmethod
@@ -309,7 +320,7 @@ def _checked(schema: type[Any], values: Mapping[str, Any], origins: Mapping[str,
     if first["type"] == "extra_forbidden":
         hint = nearest(key, [name for name in schema.model_fields if name != "draft"])
         raise OptionError(flag, f"no such setting{where}; {hint}")
-    if first["type"] == "missing":
+    if first["type"] == "missing" and len(first["loc"]) == 1:
         raise OptionError(flag, "is required")
     message = first["msg"].removeprefix("Value error, ").lower()
     raise OptionError(flag, f"{message}, got {first['input']!r}{where}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +10,14 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+import forerun
 from forerun.errors import OptionError
 from forerun.training.config import Chosen, as_yaml, is_free
 from forerun.training.stops import writing
 
+MARKER = "run.json"
+"""Written first, into a new or empty folder: what lies beside it is the run's. No other file proves that."""
+FORMAT = 1
 SETTINGS = "config.yaml"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
@@ -34,22 +39,54 @@ class RunFolder:
         self.path = path
         self._lock = FileLock(path / LOCK, timeout=0)
 
-    def open(self, restart: bool) -> None:
-        """Takes the folder for this process. OptionError: it holds something else, or another run is using it."""
+    def check(self) -> None:
+        """OptionError: there is something else at this place. Nothing is written."""
         if self.path.exists() and not self.path.is_dir():
             raise OptionError("--out", f"{self.path} is a file")
-        known = {SETTINGS, METRICS, CHECKPOINTS, LAST, BEST, DATA, LOCK, TRACKERS}
         there = {file.name for file in self.path.iterdir()} if self.path.exists() else set()
-        if there - known and SETTINGS not in there:
-            raise OptionError("--out", f"{self.path} is not empty and holds no run; name another folder")
+        if there - {LOCK, f"{LOCK}.new"} and self._mark() is None:
+            raise OptionError(
+                "--out", f"{self.path} is not empty and holds no run (it has no {MARKER} of one); name another folder"
+            )
+
+    def open(self, restart: bool) -> None:
+        """Takes the folder for this process. OptionError: it holds something else, or another run is using it."""
         with writing(str(self.path), "name another --out"):
+            self.check()
             self.path.mkdir(parents=True, exist_ok=True)
             try:
                 self._lock.acquire()
             except Timeout:
                 raise OptionError("--out", f"{self.path} is in use by another run") from None
+            if self._mark() is None:
+                self._write_mark(prepared=False)
             if restart:
                 self._clear()
+
+    def claim_data(self) -> Path:
+        """The place of samples that this run prepares. OptionError: a dataset is there that no run made."""
+        mark = self._mark() or {}
+        if self.data.exists() and not mark.get("prepared"):
+            raise OptionError(
+                "--out", f"{self.data} was not made by this run and would be replaced; move it, or name it as --data"
+            )
+        with writing(str(self.path / MARKER), "name another --out"):
+            self._write_mark(prepared=True)
+        return self.data
+
+    def _mark(self) -> dict[str, Any] | None:
+        """What the marker says; None: there is none, or it is a file of somebody else."""
+        try:
+            mark = json.loads((self.path / MARKER).read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+            return None
+        return mark if isinstance(mark, dict) and "forerun_run" in mark else None
+
+    def _write_mark(self, prepared: bool) -> None:
+        mark = {"forerun_run": FORMAT, "version": forerun.__version__, "prepared": prepared}
+        new = self.path / f"{LOCK}.new"  # a name that is ours: a half-written marker would shut the run out
+        new.write_text(json.dumps(mark) + "\n", encoding="utf-8")
+        new.replace(self.path / MARKER)
 
     def _clear(self) -> None:
         """Removes what a run writes, and nothing else. Prepared data stays: it does not depend on the run."""

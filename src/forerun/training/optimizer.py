@@ -66,6 +66,19 @@ def gradient_norm(parameters: Mapping[str, nn.Parameter]) -> float:
     return float(nn.utils.get_total_norm([p.grad for p in parameters.values() if p.grad is not None]))
 
 
+def weights_finite(parameters: Mapping[str, nn.Parameter]) -> bool:
+    """Whether the norm of all weights together is finite: one number for all of them. False as well beyond 1e19, where
+    float32 squares overflow: no weight that is of use is near that."""
+    with torch.no_grad():
+        return math.isfinite(float(nn.utils.get_total_norm([p.detach() for p in parameters.values()])))
+
+
+def unsavable(network: nn.Module, dtype: torch.dtype) -> str | None:
+    """Name of the first weight that is not finite in the dtype it is saved in."""
+    with torch.no_grad():
+        return next((name for name, p in network.named_parameters() if not p.to(dtype).isfinite().all()), None)
+
+
 def clip(parameters: Mapping[str, nn.Parameter], norm: float, most: float) -> None:
     """Scales gradients of that norm down to the norm `most`, if it is larger and `most` is not 0."""
     if 0 < most < norm:

@@ -7,6 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from forerun.errors import OptionError
+
+COUNTABLE = 100_000_000
+"""Samples of a stream that are dealt out one by one to know its steps: a minute or two."""
+
 
 @dataclass(frozen=True)
 class Order:
@@ -50,8 +55,16 @@ class Order:
         return chosen, place + len(chosen)
 
     def steps_of(self, epochs: float) -> int:
-        """Steps after which the stream has gone through so many epochs; the last one may begin another."""
+        """Steps after which the stream has gone through so many epochs; the last one may begin another.
+
+        Raises:
+            OptionError: these are more samples than anybody waits to be counted.
+        """
         place, steps, end = 0, 0, epochs * len(self.lengths)
+        if not end <= COUNTABLE:
+            raise OptionError(
+                "--epochs", f"{epochs:g} x {len(self.lengths):,} samples are over {COUNTABLE:,}; say how many --steps"
+            )
         while place < end:
             place = self.step(place)[1]
             steps += 1

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from forerun.drafters.layers import Attention
 from forerun.drafters.losses import chunk_rows
 from forerun.target.base import BLOCK_SIZE
 from forerun.target.packed import PackedLinear
@@ -28,6 +29,8 @@ LOSS_CHUNK_BYTES: int = inspect.signature(chunk_rows).parameters["budget_bytes"]
 """Of logits that exist at once; it has its home at `losses.chunk_rows`."""
 UTILISATION = 0.4
 """Share of a device's matrix rate that training reaches: assumed."""
+BETWEEN = 2
+"""What norms, rotations and gates between the linear layers leave as well, for each number of theirs: assumed."""
 FP32 = 4
 
 
@@ -56,7 +59,13 @@ class Workload:
     ranks: int
     keep: int
     rows_per_token: float = 1.0
-    """Positions the drafter computes per token of the data: assumed; a measurement replaces it."""
+    """Positions the drafter computes per token of the data, as its kind says (`Learner.plan_rows_per_token`)."""
+    keys: int = 0
+    """Rows that a row attends to, the longest sequence; 0: not known, and left out."""
+    groups: int = 1
+    """Heads of queries to a head of keys: each has a copy of the mask."""
+    feature_bytes: int = 0
+    """Of a token in a store; 0: not known."""
     half: bool = False
     """Activations in 2 bytes instead of 4."""
     average: bool = False
@@ -84,6 +93,8 @@ class Plan:
     memory: Sequence[Line]
     disk: Sequence[Line]
     time: Sequence[Line]
+    features: Sequence[Line] = ()
+    """Of a token, and of all the data: what a store would hold."""
 
     @property
     def memory_bytes(self) -> float:
@@ -99,7 +110,9 @@ class Plan:
         return next(line.value for line in self.time if line.name == "time")
 
     def as_dict(self) -> dict[str, Any]:
-        parts = {name: [asdict(line) for line in getattr(self, name)] for name in ("memory", "disk", "time")}
+        parts = {
+            name: [asdict(line) for line in getattr(self, name)] for name in ("memory", "disk", "time", "features")
+        }
         return parts | {
             "memory_bytes": self.memory_bytes, "disk_bytes": self.disk_bytes, "seconds": self.seconds,
         }  # fmt: skip
@@ -122,7 +135,17 @@ def plan(work: Workload, flops_per_second: float, measured: Measured | None = No
         flops_per_second: what one device reaches, utilisation included.
         measured: replaces the estimate of the time.
     """
-    return Plan(_memory(work), _disk(work), _time(work, flops_per_second, measured))
+    return Plan(_memory(work), _disk(work), _time(work, flops_per_second, measured), _features(work))
+
+
+def _features(work: Workload) -> list[Line]:
+    if not work.feature_bytes:
+        return []
+    total, size = work.data_tokens * work.feature_bytes, work.feature_bytes
+    return [
+        _bytes("of a token", size, "as --store-dtype stores it"),
+        _bytes("of the data", total, f"{work.data_tokens:,} tokens x {size:,} bytes"),
+    ]
 
 
 def _memory(work: Workload) -> list[Line]:
@@ -138,9 +161,14 @@ def _memory(work: Workload) -> list[Line]:
         _bytes("moments of AdamW", 2 * FP32 * p, f"{p:,} x 8 bytes"),
         _bytes("features", tokens * work.states * work.hidden_size * work.target_itemsize,
                f"{tokens:,} tokens x {work.states} states x {work.hidden_size:,} x {work.target_itemsize} bytes"),
-        _bytes("activations", rows * work.activations * size, f"{rows:,} rows x {work.activations:,} x {size} bytes"),
-        _bytes("chunk of logits", LOSS_CHUNK_BYTES, "bounded (losses.chunk_rows)"),
+        _bytes("activations", BETWEEN * rows * work.activations * size,
+               f"{BETWEEN} x {rows:,} rows x {work.activations:,} x {size} bytes"),
+        _bytes("chunk of logits", LOSS_CHUNK_BYTES, "of the drafter, computed again backwards (losses.chunk_rows)"),
+        _bytes("teacher's laws", LOSS_CHUNK_BYTES, "of the same rows (losses.chunk_rows)"),
     ]  # fmt: skip
+    if work.keys:
+        out.append(_bytes("attention masks", rows * work.keys * work.groups * size,
+                          f"{rows:,} rows x {work.keys:,} keys x {work.groups} x {size} bytes"))  # fmt: skip
     if work.average:
         out.append(_bytes("average of the weights", FP32 * p, f"{p:,} x 4 bytes"))
     return out
@@ -169,7 +197,7 @@ def flops_per_token(work: Workload) -> tuple[float, str]:
     text = (
         f"2 x {work.target_parameters:,} + {work.rows_per_token:g} rows x (2 x {work.hidden_size:,} x "
         f"{work.vocab_size:,} + 6 x {learned:,} + 6 x {width:,} x {work.draft_vocab_size:,})"
-        "; rows per token are assumed, --plan-measure times them"
+        "; --plan-measure times them"
     )
     return target + work.rows_per_token * row, text
 
@@ -233,12 +261,32 @@ def workload_of(job: Job) -> Workload:
         micro_batch_tokens=config.micro_batch_tokens,
         ranks=job.accelerator.num_processes,
         keep=config.keep,
+        rows_per_token=job.drafter.plan_rows_per_token(job.order.lengths.tolist()),
+        keys=int(job.order.lengths.max()) if _groups(network) else 0,
+        groups=_groups(network) or 1,
+        feature_bytes=_feature_bytes(job),
         half=config.mixed_precision != "no",
         average=config.ema is not None,
         store_bytes=int((config.store_gb or 0) * 1e9),
         table_parameters=sum(p.numel() for p in {p for table in tables for p in table.parameters()}),
         head_width=tables[1].in_features if tables else None,
     )
+
+
+def _groups(network: nn.Module) -> int:
+    """Heads of queries to a head of keys in the layers forerun builds; 0 where a network has none of them."""
+    found = [m.heads // m.kv_heads for m in network.modules() if isinstance(m, Attention)]
+    return max(found, default=0)
+
+
+def _feature_bytes(job: Job) -> int:
+    from forerun.training.features import estimate
+
+    size = estimate(
+        1, job.target.hidden_size, job.drafter.taps, job.config.store_dtype, job.drafter.needs_normalizer,
+        num_layers=job.target.num_layers,
+    )  # fmt: skip
+    return size.bytes_per_token
 
 
 def parameters_of(target: Any) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from forerun.errors import OptionError
 from forerun.training.config import TrainingConfig
+from forerun.training.stops import reading
 
 if TYPE_CHECKING:
     from forerun.target.base import Target
@@ -56,5 +57,9 @@ def _newer(config: TrainingConfig, place: Path) -> bool:
 def check_data(config: TrainingConfig) -> None:
     """OptionError if --data names nothing that is there; before a model is loaded."""
     name = config.data
-    if not name.startswith("hf:") and not Path(name).exists():
+    with reading("--data"):
+        there = name.startswith("hf:") or Path(name).exists()
+        if there and Path(name).is_file():
+            Path(name).open("rb").close()
+    if not there:
         raise OptionError("--data", f"{name} does not exist (looked for {Path(name).absolute()})")

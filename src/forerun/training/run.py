@@ -13,7 +13,8 @@ from forerun.training.folder import RunFolder
 from forerun.training.plan import UTILISATION, Plan, matrix_rate, measure, plan, workload_of
 from forerun.training.prepared import check_data, is_prepared, prepare
 from forerun.training.setup import assemble, open_target, start
-from forerun.training.stops import StopRequest
+from forerun.training.step import check_lesson
+from forerun.training.stops import StopRequest, reading
 from forerun.training.trainer import Listener, Trainer
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def train(chosen: Chosen, listener: Listener, *, restart: bool = False) -> int:
             folder.open(restart)
         accelerator.wait_for_everyone()
         target = open_target(chosen.config)
-        job = assemble(chosen, accelerator, target, _samples(chosen, accelerator, target, folder.data))
+        job = assemble(chosen, accelerator, target, _samples(chosen, accelerator, target, folder))
         trainer = Trainer(job, folder, listener, StopRequest())
         return trainer.run()
     finally:
@@ -62,23 +63,27 @@ def plan_run(chosen: Chosen, measured: bool = False) -> tuple[Chosen, Plan]:
         measured: time a few micro-batches instead of counting operations.
     """
     check_data(chosen.config)
+    RunFolder(Path(chosen.config.out)).check()
     chosen, accelerator = start(chosen)
     target = open_target(chosen.config)
     with TemporaryDirectory() as aside:
-        job = assemble(
-            chosen, accelerator, target, _samples(chosen, accelerator, target, Path(aside) / "data"), dry=True
-        )
+        data = _samples(chosen, accelerator, target, RunFolder(Path(aside)))
+        job = assemble(chosen, accelerator, target, data, dry=True)
+        check_lesson(job.drafter, job.inputs.train)
         half = job.config.mixed_precision != "no"
         rate = matrix_rate(target.device, torch.bfloat16 if half else torch.float32) * UTILISATION
         return job.chosen, plan(workload_of(job), rate, measure(job) if measured else None)
 
 
-def _samples(chosen: Chosen, accelerator: Accelerator, target: Target, place: Path) -> Path:
-    """The prepared folder; where --data names records, `place`, prepared by the main process."""
+def _samples(chosen: Chosen, accelerator: Accelerator, target: Target, folder: RunFolder) -> Path:
+    """The prepared folder; where --data names records, one in the run's, prepared by the main process."""
     data = Path(chosen.config.data)
-    if data.is_dir() and is_prepared(data):
-        return data
+    with reading("--data"):
+        if data.is_dir() and is_prepared(data):
+            return data
     if accelerator.is_main_process:
-        prepare(chosen.config, target, place)
+        place = folder.claim_data()
+        with reading("--data"):
+            prepare(chosen.config, target, place)
     accelerator.wait_for_everyone()
-    return place
+    return folder.data

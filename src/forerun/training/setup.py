@@ -12,13 +12,14 @@ import torch
 
 from forerun.drafters.checkpoint import fingerprint_of
 from forerun.drafters.learned import DesignPlan, Learner
-from forerun.errors import ModelError, OptionError
+from forerun.errors import DoesNotFit, ModelError, OptionError
 from forerun.target.base import Target
 from forerun.training.allocator import keep_freed_memory
 from forerun.training.config import Chosen, TrainingConfig
 from forerun.training.folder import TRACKERS, identity
 from forerun.training.inputs import Inputs, View, open_inputs
 from forerun.training.order import Order
+from forerun.training.stops import fitting, reading
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -135,7 +136,8 @@ def assemble(chosen: Chosen, accelerator: Accelerator, target: Target, data: Pat
         OptionError: data, taps or sizes that do not fit the target.
     """
     config = chosen.config
-    inputs = open_inputs(data, config.held_out, target)
+    with reading("--data"):
+        inputs = open_inputs(data, config.held_out, target)
     chosen = chosen.derive("held_out", inputs.kept_by, inputs.reason)
     chosen, inputs, notes = _cut(chosen, inputs, target)
     lengths = inputs.train.lengths
@@ -203,13 +205,14 @@ def _design(chosen: Chosen, target: Target, train: View) -> Learner:
         trust_remote_code=config.trust_remote_code,
     )
     try:
-        drafter = chosen.kind.design(target, chosen.settings, plan)
+        with fitting("the drafter", "lower the sizes under --draft", DoesNotFit):
+            drafter = chosen.kind.design(target, chosen.settings, plan)
+            drafter.network.to(target.device)
     except OptionError as error:
         if error.option not in type(chosen.settings).model_fields:
             raise
         flag = f"--draft.{error.option.replace('_', '-')}"
         raise OptionError(flag, str(error).removeprefix(f"{error.option}: ")) from error
-    drafter.network.to(target.device)
     return drafter
 
 

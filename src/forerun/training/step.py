@@ -16,10 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from forerun.drafters.learned import Exercise, Learner, TrainingBatch
-from forerun.errors import TrainingFailed
+from forerun.errors import OptionError, TrainingFailed
 from forerun.training.config import TrainingConfig
 from forerun.training.metrics import Sums
-from forerun.training.optimizer import Average, LossScale, clip, gradient_norm, learning_rate, optimizers, trained
+from forerun.training.optimizer import (
+    Average,
+    LossScale,
+    clip,
+    gradient_norm,
+    learning_rate,
+    optimizers,
+    trained,
+    weights_finite,
+)
 from forerun.training.order import micro_batches, shares
 
 if TYPE_CHECKING:
@@ -45,11 +54,14 @@ class StepReport:
     learning_rate: float
     grad_norm: float
     """Before clipping."""
+    skipped: bool = False
+    """Its samples teach nothing: the weights are as before."""
 
     def as_dict(self) -> dict[str, object]:
         return {
             "event": "step", "step": self.step, "tokens": self.tokens, **self.sums.as_dict(),
             "weight": self.sums.weight, "learning_rate": self.learning_rate, "grad_norm": self.grad_norm,
+            **({"skipped": True} if self.skipped else {}),
         }  # fmt: skip
 
 
@@ -101,33 +113,48 @@ class Stepper:
         drafter.network.train()
 
     def step(self, number: int, samples: Sequence[Sample]) -> StepReport:
-        """Step `number`, from 0.
+        """Step `number`, from 0. One whose samples teach nothing is taken without an update.
 
         Raises:
-            TrainingFailed: nothing to learn, or a loss or gradient that is not finite. The weights are as before.
+            TrainingFailed: a loss or gradient that is not finite (the weights are as before), or weights that are not
+                finite after the update (they are of no use any more).
         """
         groups = [
             [samples[i] for i in group] for group in micro_batches([len(s.token_ids) for s in samples], self.most)
         ]
+        tokens, rate = sum(len(s.token_ids) for s in samples), learning_rate(number, self.steps, self.config)
         while True:
             sums = self._gradients(number, groups)
+            if not sums.weight > 0:
+                return StepReport(number + 1, tokens, sums, rate, 0.0, skipped=True)
             self._sum_over_devices()
             norm = gradient_norm(self.parameters)
             if np.isfinite(norm):
                 break
             if not self.scale.lower():
                 self._refuse_gradient(number, norm)
+        if norm == 0 and not any(weight > 0 for _, weight in sums.parts.values()):
+            self._forget_gradients()  # a kind that weighs all its rows, and none of them is taught
+            return StepReport(number + 1, tokens, sums, rate, 0.0, skipped=True)
         self.scale.passed()
         clip(self.parameters, norm, self.config.clip)
-        rate = learning_rate(number, self.steps, self.config)
+        self._update(number, rate)
+        return StepReport(number + 1, tokens, sums, rate, norm)
+
+    def _update(self, number: int, rate: float) -> None:
+        """Moves the weights along their gradients."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.step()
         self._forget_gradients()
+        if not weights_finite(self.parameters):
+            raise TrainingFailed(
+                f"step {number + 1}: the weights are not finite after an update at the learning rate {rate:g}; lower "
+                "--learning-rate"
+            )
         if self.average is not None:
             self.average.update()
-        return StepReport(number + 1, sum(len(s.token_ids) for s in samples), sums, rate, norm)
 
     def _gradients(self, number: int, groups: Sequence[Sequence[Sample]]) -> Sums:
         """Leaves the gradient of this device's share and returns the sums over all devices."""
@@ -136,6 +163,8 @@ class Stepper:
         mine = shares(sizes, self.accelerator.num_processes)[self.accelerator.process_index]
         weight, exercises = self._prepare(number, groups, mine)
         sums, bad = Sums(), ""
+        if not weight > 0:  # as every device finds: each draws the whole step
+            return sums
         for i in mine:
             batch = self.source.batch(groups[i])
             with self.accelerator.autocast():
@@ -161,12 +190,6 @@ class Stepper:
             weight += exercise.weight
             if i in mine:
                 kept[i] = exercise
-        if not weight > 0:
-            ids = ", ".join(s.id for s in groups[0][:3])
-            raise TrainingFailed(
-                f"step {number + 1}: there is nothing to learn in its {sum(map(len, groups))} samples ({ids}, ..): "
-                "their loss mask leaves nothing; look at them with `forerun data prepare --show`"
-            )
         return weight, kept
 
     def _together(self, number: int, sums: Sums, bad: str) -> Sums:
@@ -201,6 +224,35 @@ class Stepper:
         raise TrainingFailed(
             f"step {number + 1}: the gradient is not finite (norm {norm}{where}); lower --learning-rate or --clip"
         )
+
+
+def check_lesson(drafter: Learner, samples: Sequence[Sample]) -> None:
+    """OptionError if no sample teaches the drafter anything; ends at the first that does.
+
+    Args:
+        drafter: of any kind.
+        samples: of an epoch.
+    """
+    # What has features in it needs one row of them and a token after it before there is anything to predict.
+    first = 2 if drafter.taps else 1
+    if not any(np.asarray(sample.loss_mask)[first:].any() for sample in samples):
+        longest = max(len(sample.token_ids) for sample in samples)
+        raise OptionError(
+            "--data",
+            f"nothing can be learned: its samples are too short, the longest has {longest} tokens and this kind needs "
+            f"{first + 1}"
+            if longest <= first
+            else f"nothing can be learned: the loss masks leave no token after the first {first} of a sample, which "
+            f"{drafter.name} does not predict; look at them with `forerun data prepare --show`",
+        )
+    generator = torch.Generator().manual_seed(0)
+    if any(drafter.prepare(outline(drafter, [sample]), generator).weight > 0 for sample in samples):
+        return
+    raise OptionError(
+        "--data",
+        f"nothing can be learned: the loss masks of its {len(samples):,} samples leave {drafter.name} no place to "
+        "draft from; look at them with `forerun data prepare --show`",
+    )
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from safetensors import SafetensorError
 
-from forerun.errors import TrainingFailed
+from forerun.errors import ForerunError, OptionError, TrainingFailed
 
 INSIST = 3
 """Signals after which the process no longer waits for the end of a step."""
@@ -59,3 +59,28 @@ def writing(what: str, advice: str = "run the same command again to go on") -> I
         full = getattr(error, "errno", None) == errno.ENOSPC or "os error 28" in str(error)
         reason = "the disk is full" if full else str(getattr(error, "strerror", None) or error)
         raise TrainingFailed(f"{what} could not be written: {reason}; {advice}") from error
+
+
+@contextmanager
+def reading(option: str) -> Iterator[None]:
+    """Turns a file that cannot be read into an OptionError which names it."""
+    try:
+        yield
+    except OSError as error:
+        raise OptionError(option, f"cannot read {error.filename or 'it'}: {error.strerror or error}") from error
+
+
+MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "storage size calculation overflowed")
+"""How torch's allocators say it: they have no class of error of their own but on a GPU."""
+
+
+@contextmanager
+def fitting(what: str, advice: str, error_class: type[ForerunError] = TrainingFailed) -> Iterator[None]:
+    """Turns an allocation that failed into one line: what needs more memory than there is, and what to change."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        first = " ".join(str(error).split("\n")[0].split())
+        if not isinstance(error, MemoryError) and not any(text in first.lower() for text in MEMORY):
+            raise
+        raise error_class(f"{what} needs more memory than there is ({first or 'MemoryError'}); {advice}") from error

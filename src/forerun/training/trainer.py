@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -19,10 +20,10 @@ from forerun.training.evaluation import Evaluation, Evaluator, Interrupted
 from forerun.training.folder import RunFolder, refuse_changes
 from forerun.training.inputs import chosen_for_evaluation
 from forerun.training.metrics import Meter, MetricsLog, Usage
-from forerun.training.optimizer import optimizer_tensors, restore_optimizer
+from forerun.training.optimizer import optimizer_tensors, restore_optimizer, unsavable
 from forerun.training.setup import Job
-from forerun.training.step import Stepper, StepReport
-from forerun.training.stops import StopRequest, writing
+from forerun.training.step import Stepper, StepReport, check_lesson
+from forerun.training.stops import StopRequest, fitting, writing
 
 
 class Listener(Protocol):
@@ -71,6 +72,8 @@ class Trainer:
         for text in self.job.notes:
             self._say(text)
         self._resume()
+        if self.progress.step == 0:
+            check_lesson(self.job.drafter, self.job.inputs.train)
         if self.job.is_main:
             self.folder.write_settings(self.job.chosen)
         self.meter = Meter(self.progress.used, self.job.target.device, self.job.accelerator.num_processes)
@@ -78,6 +81,7 @@ class Trainer:
         if self.log is not None and self.log.lost:
             self._say(f"{self.log.path} is {self.log.lost} bytes shorter than it was: some of its lines are gone")
         self._start_trackers()
+        self._write_lost()
         try:
             self._tell("begin", self.progress.step, self.steps)
             with self.stop.listening():
@@ -97,26 +101,50 @@ class Trainer:
             finished = self.progress.step >= self.steps and not self._evaluation_due()
             if stopped or finished or self._save_due():
                 self._save()
-            if finished:
-                return 0
-            if stopped:
-                return stopped
+            if finished or stopped:
+                self._tell_end(stopped)
+                return 0 if finished else stopped
             self._step()
+
+    def _tell_end(self, stopped: int) -> None:
+        progress = self.progress
+        if progress.skipped:
+            self._say(f"{progress.skipped} of {progress.step} steps were skipped: their samples teach nothing")
+        if stopped and progress.step < self.steps:
+            kept = "its checkpoint is written" if progress.step else "there was nothing to keep yet"
+            name = signal.Signals(stopped).name
+            self._say(f"stopped by {name} after step {progress.step} of {self.steps}: {kept}; the same command goes on")
 
     # ------------------------------------------------------------------------------------------------------------ steps
 
     def _step(self) -> None:
         before = self.meter.read().seconds
         indices, place = self.job.order.step(self.progress.place)
-        report = self.stepper.step(self.progress.step, [self.job.inputs.train[i] for i in indices])
+        samples = [self.job.inputs.train[i] for i in indices]
+        with fitting(f"step {self.progress.step + 1}", "lower --micro-batch-tokens and run the same command again"):
+            report = self.stepper.step(self.progress.step, samples)
         self.progress.step, self.progress.place = report.step, place
         self.progress.used.tokens += report.tokens
+        self._count_skipped(report, len(indices))
         used = self.meter.read()
         seconds = used.seconds - before
         speed = {"seconds": seconds, "tokens_per_second": report.tokens / seconds, "peak_memory": used.peak_memory}
         epoch = place / len(self.job.order.lengths)
         self._record({**report.as_dict(), "epoch": epoch, **speed}, report.step)
         self._tell("stepped", report, used)
+
+    def _count_skipped(self, report: StepReport, samples: int) -> None:
+        """TrainingFailed where a whole epoch, or a whole run, has taught nothing."""
+        progress = self.progress
+        progress.skipped += report.skipped
+        progress.idle = progress.idle + samples if report.skipped else 0
+        if progress.idle >= len(self.job.order.lengths) or progress.skipped >= self.steps:
+            raise TrainingFailed(
+                f"step {report.step}: there was nothing to learn in {progress.idle:,} samples one after the other: "
+                "they are too short or their loss masks leave nothing; look at them with `forerun data prepare --show`"
+            )
+        if report.skipped and progress.skipped == 1:
+            self._say(f"step {report.step} is skipped: its samples teach nothing; more such steps are only counted")
 
     def _asked(self) -> int:
         """Number of the signal that asked to stop, as all processes see it."""
@@ -182,9 +210,21 @@ class Trainer:
     def _save_drafter(self, where: Path) -> None:
         if self.job.is_main:
             with self._writing(f"the drafter in {where}"), self._averaged():
+                self._refuse_unsavable()
                 self.job.drafter.save(where)
                 self.meter.read()
                 write_card(where, self.job, self.progress)
+
+    def _refuse_unsavable(self) -> None:
+        """TrainingFailed if a weight would not be finite in the files."""
+        dtype = self.job.drafter.saved_dtype
+        bad = unsavable(self.job.drafter.network, dtype)
+        if bad is not None:
+            name = str(dtype).removeprefix("torch.")
+            raise TrainingFailed(
+                f"step {self.progress.step}: {bad} has weights that {name} cannot hold (at most "
+                f"{torch.finfo(dtype).max:,.6g}); choose another --dtype, or lower --learning-rate"
+            )
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
@@ -230,15 +270,50 @@ class Trainer:
         if same[0].keys() != same[1].keys() or not all(torch.equal(same[0][name], same[1][name]) for name in same[1]):
             raise TrainingFailed(f"{checkpoint.folder} was made for other ids than this version of forerun would keep")
         try:
-            give_weights(self.job.drafter.network, under("network", tensors))
+            self._take(tensors)
         except ValueError as error:
             raise TrainingFailed(f"{checkpoint.folder} holds another network; it differs in {error}") from error
         restore_optimizer(stepper.optimizers, stepper.parameters, under("optimizer", tensors))
-        if stepper.average is not None:
-            for name, weight in under("average", tensors).items():
-                stepper.average.weights[name].copy_(weight)
         if stepper.scale.needed:
             stepper.scale.value, stepper.scale.calm = self.progress.loss_scale, self.progress.calm_steps
+
+    def _write_lost(self) -> None:
+        """Writes drafters again that a finished run had written and that somebody has removed."""
+        if not self.job.is_main or self.progress.step < self.steps:
+            return
+        last, best, step = self.folder.last, self.folder.best, self.progress.best_step
+        if not last.exists():
+            self._save_drafter(last)
+            self._say(f"{last} was gone and is written again")
+        if best.exists():
+            return
+        if step in (None, self.progress.step):
+            self._save_drafter(best)
+            self._say(f"{best} was gone and is written again")
+            return
+        assert step is not None
+        found = self.checkpoints.of_step(step)
+        if found is None:
+            self._say(f"{best} is gone, and so is the checkpoint of step {step} that it was made from; {last} is left")
+            return
+        now = self._whole()
+        self._take(found.tensors)
+        self._save_drafter(best)
+        self._take(now)
+        self._say(f"{best} was gone and is written again, from {found.folder}")
+
+    def _whole(self) -> dict[str, Tensor]:
+        """A copy of the weights and their average."""
+        average = {} if self.stepper.average is None else self.stepper.average.weights
+        own = {**named("network", weights_of(self.job.drafter.network)), **named("average", average)}
+        return {name: tensor.clone() for name, tensor in own.items()}
+
+    def _take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Weights and average of a checkpoint. ValueError names a weight that is not the same in both."""
+        give_weights(self.job.drafter.network, under("network", tensors))
+        if self.stepper.average is not None:
+            for name, weight in under("average", tensors).items():
+                self.stepper.average.weights[name].copy_(weight)
 
     # ---------------------------------------------------------------------------------------------------------- telling
 
