@@ -392,6 +392,15 @@ class DesignPlan:
     chat_template: str | None = None
     """`template_hash` of the template that rendered the data; None: the target's own, or none (plain text)."""
 
+    def vocabulary(self, settings: DraftSettings) -> DraftVocabulary:
+        """All ids, or the most frequent ones of the data. OptionError if more are asked for than the target has."""
+        from forerun.drafters.vocabulary import DraftVocabulary
+
+        size = len(self.token_counts)
+        if settings.draft_vocab_size is None:
+            return DraftVocabulary(size)
+        return DraftVocabulary.most_frequent(self.token_counts, settings.draft_vocab_size)
+
 
 def config_fields(target: Target, settings: DraftSettings, plan: DesignPlan, taps: Sequence[int]) -> dict[str, Any]:
     """The fields of `DraftConfig` that every kind fills alike (not `method`).

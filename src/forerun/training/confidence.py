@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.drafters.base import Accepted, Drafter, DraftView, KeepDrafting, Proposal
+import numpy as np
 
-BINS = 15
-"""Of equal width, as in the fit of SGLang's temperature scaling."""
+from forerun.budget import reliability
+from forerun.drafters.base import Accepted, Drafter, DraftView, KeepDrafting, Proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +97,9 @@ def confidence_error(rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 def expected_calibration_error(pairs: Sequence[tuple[float, bool]]) -> float:
-    """Mean over predictions of |mean prediction - observed share| of their bin."""
-    bins: list[list[tuple[float, bool]]] = [[] for _ in range(BINS)]
-    for predicted, happened in pairs:
-        bins[min(BINS - 1, int(predicted * BINS))].append((predicted, happened))
-    gaps = (abs(sum(p for p, _ in one) - sum(h for _, h in one)) for one in bins)
-    return sum(gaps) / len(pairs)
+    """`reliability.expected_calibration_error` of (predicted, observed) pairs."""
+    predicted, happened = np.array(pairs, dtype=np.float64).T
+    return reliability.expected_calibration_error(predicted.clip(max=1), happened)  # 1 and a rounding is 1
 
 
 def cross_entropy(pairs: Sequence[tuple[float, bool]]) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.drafters.layers import RMSNorm
-from forerun.drafters.learned import DesignPlan, DraftSettings
+from forerun.drafters.learned import DesignPlan
 from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.target.base import Target
 from forerun.target.donor import last_telling_layers, layer_weights, narrowed
@@ -16,13 +16,6 @@ from forerun.target.hf import HFTarget
 
 HEAD_COLUMNS = 64
 """Columns of the target's head read at once."""
-
-
-def vocabulary_for(target: Target, settings: DraftSettings, plan: DesignPlan) -> DraftVocabulary:
-    """All ids, or the most frequent ones. OptionError if more are asked for than the target has."""
-    if settings.draft_vocab_size is None:
-        return DraftVocabulary(target.vocab_size)
-    return DraftVocabulary.most_frequent(plan.token_counts, settings.draft_vocab_size)
 
 
 @torch.no_grad()

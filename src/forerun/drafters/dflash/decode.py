@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forerun.drafters.base import Draft, DraftView, KeepDrafting, draft_serially, top_probability
 from forerun.drafters.dflash.config import DFlashConfig, DFlashSettings
-from forerun.drafters.dflash.drafter import BlockDrafter, backbone_of, block_fields, kept_ids
+from forerun.drafters.dflash.drafter import BlockDrafter, backbone_of, block_fields
 from forerun.drafters.dflash.loss import Rows, hidden_states, metrics_of, objective, row_losses
 from forerun.drafters.dflash.network import Backbone, initialise
 from forerun.drafters.learned import DesignPlan, Exercise, Losses, TrainingBatch
@@ -42,7 +42,7 @@ class DFlash(BlockDrafter):
     @classmethod
     def design(cls, target: Target, settings: DFlashSettings, plan: DesignPlan) -> Self:
         config = DFlashConfig(method="dflash", **block_fields(target, settings, plan))
-        vocabulary = kept_ids(config, plan)
+        vocabulary = plan.vocabulary(settings)
         drafter = cls(config, cls.network_of(config), vocabulary, target)
         initialise(drafter.backbone, target, settings.init, plan, len(config.aux_hidden_state_layer_ids))
         drafter.settings = settings

@@ -15,7 +15,6 @@ from forerun.drafters.dflash.loss import exercise
 from forerun.drafters.dflash.network import Backbone, default_layers, mask_token, spread_taps
 from forerun.drafters.layers import like_target
 from forerun.drafters.learned import DesignPlan, Exercise, LearnedDrafter, TrainingBatch, config_fields
-from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.errors import OptionError
 from forerun.target.base import Target
 
@@ -88,10 +87,3 @@ def block_fields(target: Target, settings: BlockSettings, plan: DesignPlan) -> d
 
 def backbone_of(config: BlockConfig) -> Backbone:
     return Backbone(config.transformer_layer_config, config.target_hidden_size * len(config.aux_hidden_state_layer_ids))
-
-
-def kept_ids(config: BlockConfig, plan: DesignPlan) -> DraftVocabulary:
-    """The vocabulary a design keeps: the most frequent ids of the training data."""
-    if config.draft_vocab_size == config.vocab_size:
-        return DraftVocabulary(config.vocab_size)
-    return DraftVocabulary.most_frequent(plan.token_counts, config.draft_vocab_size)

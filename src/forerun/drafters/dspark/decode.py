@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forerun.drafters.base import Draft, DraftView, KeepDrafting, draft_serially, top_probability
 from forerun.drafters.dflash.blocks import Blocks
-from forerun.drafters.dflash.drafter import BlockDrafter, block_fields, kept_ids
+from forerun.drafters.dflash.drafter import BlockDrafter, block_fields
 from forerun.drafters.dflash.loss import Rows, hidden_states, metrics_of, objective, row_losses
 from forerun.drafters.dflash.network import initialise
 from forerun.drafters.dspark.config import DSparkConfig, DSparkSettings
@@ -45,7 +45,7 @@ class DSpark(BlockDrafter):
         heads = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
         own = {name: getattr(settings, name) for name in heads}
         config = DSparkConfig(method="dspark", **block_fields(target, settings, plan), **own)
-        drafter = cls(config, cls.network_of(config), kept_ids(config, plan), target)
+        drafter = cls(config, cls.network_of(config), plan.vocabulary(settings), target)
         initialise(drafter.net.backbone, target, settings.init, plan, len(config.aux_hidden_state_layer_ids))
         initialise_heads(drafter.net, plan.seed)
         drafter.settings = settings

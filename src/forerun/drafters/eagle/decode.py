@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.chain.decode import ChainDrafter
-from forerun.drafters.chain.start import last_layer, pass_last, randomise, take_over, vocabulary_for
+from forerun.drafters.chain.start import last_layer, pass_last, randomise, take_over
 from forerun.drafters.eagle import loss
 from forerun.drafters.eagle.config import EagleConfig, EagleSettings
 from forerun.drafters.eagle.network import EagleNetwork
@@ -29,7 +29,7 @@ class Eagle(ChainDrafter):
     @classmethod
     def design(cls, target: Target, settings: EagleSettings, plan: DesignPlan) -> Self:
         settings.check(target.num_layers)
-        vocabulary = vocabulary_for(target, settings, plan)
+        vocabulary = plan.vocabulary(settings)
         config = EagleConfig(
             **config_fields(target, settings, plan, (target.num_layers,)),
             method="eagle",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.chain.decode import ChainDrafter
-from forerun.drafters.chain.start import head_rows, last_layer, pass_last, randomise, take_over, vocabulary_for
+from forerun.drafters.chain.start import head_rows, last_layer, pass_last, randomise, take_over
 from forerun.drafters.eagle3 import loss
 from forerun.drafters.eagle3.config import Eagle3Config, Eagle3Settings, default_taps
 from forerun.drafters.eagle3.network import Eagle3Layer, Eagle3Network
@@ -33,7 +33,7 @@ class Eagle3(ChainDrafter):
     @classmethod
     def design(cls, target: Target, settings: Eagle3Settings, plan: DesignPlan) -> Self:
         settings.check()
-        vocabulary = vocabulary_for(target, settings, plan)
+        vocabulary = plan.vocabulary(settings)
         config = Eagle3Config(
             **config_fields(target, settings, plan, settings.taps or default_taps(target.num_layers)),
             method="eagle3",
