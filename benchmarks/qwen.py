@@ -30,7 +30,7 @@ from contenders import Config, Contenders, Job, batch_one, batched, model_folder
 from filelock import FileLock
 from machine import cores, describe_machine
 from rows import Rows, settle_setup
-from summary import best_drafted
+from summary import best_drafted, busy
 
 BATCH = 4
 """Prompts together in the second stage."""
@@ -58,6 +58,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--trials", type=int, default=1, help="times every row is measured")
     run.add_argument("--minutes", type=float, help="stop before the first row that would begin after this")
     run.add_argument("--seed", type=int, default=0, help="of the order and of sampling")
+    run.add_argument(
+        "--again-below",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="measure a row again that got less than this share of its threads' processor time (a busy machine)",
+    )
     run.set_defaults(command=run_rows)
     costs = commands.add_parser("costs", help="measure forward passes and bandwidth for the roofline")
     _add_models(costs)
@@ -100,7 +107,8 @@ class Measurement:
         """
         for trial in range(self.args.trials):
             for config in shuffled(configs, f"{self.args.seed}/{group[0]}/{trial}"):
-                if (group, config.name, trial) in self.rows:
+                before = self.rows.get((group, config.name, trial))
+                if before is not None and busy(before, self.args.threads) >= self.args.again_below:
                     continue
                 if time.monotonic() > self.deadline:
                     raise TimeoutError

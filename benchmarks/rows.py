@@ -13,7 +13,7 @@ Key = tuple[tuple[int, ...], str, int]
 
 
 class Rows:
-    """The rows of one folder. A line that was cut short by the end of its process is dropped."""
+    """The rows of one folder. Of two rows of one key the later counts; a line cut short with its process is dropped."""
 
     def __init__(self, folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
@@ -35,6 +35,9 @@ class Rows:
 
     def __contains__(self, key: Key) -> bool:
         return key in self._rows
+
+    def get(self, key: Key) -> dict[str, Any] | None:
+        return self._rows.get(key)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self._rows.values())

@@ -30,6 +30,11 @@ def seconds_per_token(row: Row) -> float:
     return row["seconds"] / tokens(row)
 
 
+def busy(row: Row, threads: int) -> float:
+    """Processor time it had, by what its threads could have had: near 1 on a machine that is not shared."""
+    return row["cpu_seconds"] / (row["seconds"] * threads)
+
+
 def by_config(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """Configuration name -> its rows, by prompt."""
     out: dict[str, list[Row]] = defaultdict(list)

@@ -184,6 +184,24 @@ def test_a_run_goes_on_and_ends_in_a_page(
     _check_page(page)
 
 
+def test_a_disturbed_row_is_measured_again(
+    tiny_qwen3_dir: Path, tiny_small_dir: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """`--again-below` repeats exactly the rows that got too little processor time; the later measurement counts."""
+    from rows import Rows
+
+    models, few = (tiny_qwen3_dir, tiny_small_dir), ("--limit", "1", "--configs", "*-plain-k0-t0-b1")
+    assert _run(models, prompts, tmp_path, *few) == 0
+    disturbed, kept = (row | {"seconds": 1.0} for row in Rows(tmp_path))
+    disturbed["cpu_seconds"], kept["cpu_seconds"] = 0.1, 0.9
+    for row in (disturbed, kept):
+        Rows(tmp_path).append(row)
+    assert _run(models, prompts, tmp_path, *few, "--again-below", "0.8") == 0
+    after = {row["config"]: row for row in Rows(tmp_path)}
+    assert after[disturbed["config"]]["seconds"] != 1.0
+    assert after[kept["config"]] == kept
+
+
 def _check_page(page: Path) -> None:
     """Every part is there, no placeholder is left, and no path of this machine."""
     text, data = page.read_text(), json.loads(page.with_suffix(".json").read_text())
