@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import Run
+from forerun.target.fingerprint import template_hash
 from forerun.target.outline import outline
 from forerun.training.data import Dataset, open_split
 from forerun.training.data.samples import MAX_LENGTH
@@ -55,6 +56,8 @@ def test_prepare_writes_a_dataset(run: Run, tiny_qwen3_dir: Path, data: Path, tm
     found.check_target(outline(str(tiny_qwen3_dir)).tokenizer)
     assert found.manifest["target"] == str(tiny_qwen3_dir)
     assert found.manifest["template"]["options"] == {}
+    assert found.manifest["template"]["rendered"] == 1
+    assert found.chat_template == template_hash(outline(str(tiny_qwen3_dir)).tokenizer)
     assert found.manifest["options"]["max_length"] == 256
     assert found.manifest["records"] == 4
 
@@ -117,6 +120,25 @@ def test_ts_9_template_and_options_are_the_users_and_are_recorded(
         assert Dataset(out).manifest["template"]["options"] == {"mood": "glad"}
         hashes.append(Dataset(out).manifest["template"]["hash"])
     assert hashes[0] != hashes[1] == hashes[2]
+
+
+def test_ts_9_plain_text_remembers_no_template(run: Run, tiny_qwen3_dir: Path, data: Path, tmp_path: Path) -> None:
+    """TS-9: a template that had no part in the samples is not theirs, whatever the tokenizer has; in data of an earlier
+    version, which do not say, it may have had one.
+
+    https://github.com/z-lab/dflash/issues/133 https://github.com/SafeAILab/EAGLE/issues/227
+    """
+    jsonl(data, TEXT, {"prompt": "hi", "completion": "Hello."})
+    ran = run("data", "prepare", data, "--target", tiny_qwen3_dir, "--out", tmp_path / "out", "--show", 1)
+    assert ran.code == 0, ran.err
+    found = Dataset(tmp_path / "out")
+    assert found.manifest["template"]["rendered"] == 0
+    assert found.chat_template is None
+    manifest = tmp_path / "out" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    del content["template"]["rendered"]
+    manifest.write_text(json.dumps(content))
+    assert Dataset(tmp_path / "out").chat_template == content["template"]["hash"]
 
 
 def test_plain_prompts_as_chats(run: Run, tiny_qwen3_dir: Path, tmp_path: Path) -> None:

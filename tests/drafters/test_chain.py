@@ -405,9 +405,8 @@ def test_chunks_change_neither_value_nor_gradients(kind, target, monkeypatch):
     drafter = _made(kind, target)
     batch = batch_of(target, texts([25, 14], seed=6), drafter.taps, learned_from=2)
     results = []
-    module = f"forerun.drafters.{drafter.name}.loss.rows_per_chunk"
     for rows in (3, 1000):
-        monkeypatch.setattr(module, lambda *_, rows=rows: rows)
+        monkeypatch.setattr("forerun.drafters.chain.lesson.rows_per_chunk", lambda *_, rows=rows: rows)
         drafter.network.zero_grad()
         exercise = drafter.prepare(batch, torch.Generator().manual_seed(0))
         total = drafter.losses(batch, exercise, 0.5).total

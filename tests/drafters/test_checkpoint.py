@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,8 +17,9 @@ from drafters.learning import always, give, plan_for, texts, tiny_target, view_o
 from forerun.drafters.base import LoadContext
 from forerun.drafters.config import parse_config
 from forerun.drafters.eagle import Eagle
-from forerun.errors import ModelError, OptionError
+from forerun.errors import DoesNotFit, ModelError, OptionError
 from forerun.target.fingerprint import fingerprint
+from forerun.training.metrics import peak_memory
 
 KINDS = [name for name in SETTINGS if "rnn" not in name]
 
@@ -162,12 +165,108 @@ def test_ck_3_a_config_that_cannot_be_is_refused_by_field(name, change, message,
         _load(tmp_path, target)
 
 
+LAYER = "transformer_layer_config"
+BEYOND = [
+    ("eagle", f"{LAYER}.rms_norm_eps", math.inf),
+    ("eagle3", f"{LAYER}.rope_parameters.rope_theta", math.nan),
+    ("dflash", f"{LAYER}.rope_parameters.rope_theta", -math.inf),
+    ("dspark", f"{LAYER}.rms_norm_eps", math.nan),
+    ("dspark", "markov_rank", math.inf),
+    ("dspark", "markov_rank", 10**12),
+    ("dflash", "block_size", 10**30),
+    ("eagle", f"{LAYER}.head_dim", 2**40),
+    ("eagle3", f"{LAYER}.num_hidden_layers", 10**9),
+    ("dflash", "aux_hidden_state_layer_ids", [1, 10**12]),
+    ("dspark", "training_length", 10**400),
+]
+
+
+@pytest.mark.parametrize(("name", "field", "value"), BEYOND, ids=lambda value: str(value)[:40])
+def test_ck_3_numbers_that_no_drafter_has_are_refused_by_field(name, field, value, target, tmp_path):
+    """CK-3: infinite, not a number, or larger than any memory, in the config of every kind: one line, and no more.
+
+    https://github.com/vllm-project/speculators/issues/753
+    """
+    learned(name, target).save(tmp_path)
+
+    def change(config):
+        *path, last = field.split(".")
+        for key in path:
+            config = config[key]
+        config[last] = value
+
+    _edit(tmp_path, change)
+    with pytest.raises(ModelError, match=rf"\A--drafter: .*{re.escape(field.split('.')[-1])}.*\Z"):
+        _load(tmp_path, target)
+
+
+def test_ck_3_sizes_are_compared_with_the_file_before_they_take_memory(target, tmp_path):
+    """CK-3: a config that asks for gigabytes, or for more than could be addressed, beside weights that have none.
+
+    https://github.com/vllm-project/vllm/issues/54526
+    """
+    learned("dspark", target).save(tmp_path)
+    before = peak_memory(torch.device("cpu"))
+    _edit(tmp_path, lambda config: config[LAYER].update(intermediate_size=1 << 24))  # 6 GB
+    with pytest.raises(ModelError, match=r"\A--drafter: .*mlp\.\w+\.weight is \(.*, not \(.*16777216.*\Z"):
+        _load(tmp_path, target)
+    huge = dict.fromkeys(("hidden_size", "num_attention_heads", "head_dim"), 1 << 24)
+    _edit(tmp_path, lambda config: config[LAYER].update(huge))
+    with pytest.raises(ModelError, match=r"\A--drafter: .*describes no network that could be built: .*\Z"):
+        _load(tmp_path, target)
+    assert peak_memory(torch.device("cpu")) - before < 1e9
+
+
+def test_a_drafter_larger_than_the_memory_is_refused_with_the_arithmetic(target, tmp_path, monkeypatch):
+    """Its sizes fit its file, and the machine holds neither."""
+    learned("eagle", target).save(tmp_path)
+    monkeypatch.setattr("forerun.drafters.checkpoint.available_memory", lambda device: 1000)
+    with pytest.raises(DoesNotFit, match=r"\A--drafter: .*GiB to load, but .*GiB are free"):
+        _load(tmp_path, target)
+
+
+def test_ck_3_a_config_with_endless_numbers_is_refused(target, tmp_path):
+    """CK-3: what Python's own reader will not turn into a number, or follow so deep.
+
+    https://github.com/vllm-project/speculators/issues/753
+    """
+    learned("eagle", target).save(tmp_path)
+    file = tmp_path / "config.json"
+    text = file.read_text()
+    for broken in (text.replace(": 64,", f": {'9' * 5000},", 1), "[" * 10**6):
+        file.write_text(broken)
+        with pytest.raises(ModelError, match=r"\A--drafter: .*config\.json cannot be read"):
+            _load(tmp_path, target, method="eagle")
+
+
+def test_a_rotation_that_needs_tables_is_built_without_memory_for_weights(target, tmp_path):
+    """Llama 3's frequencies are numbers of their own: checking sizes first leaves them as they are."""
+    drafter = learned("dspark", target)
+    rope = {
+        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    layer = drafter.config.transformer_layer_config.model_copy(update={"rope_parameters": rope})
+    config = drafter.config.model_copy(update={"transformer_layer_config": layer})
+    made = type(drafter)(config, type(drafter).network_of(config), drafter.vocabulary, target)
+    made.network.load_state_dict(drafter.network.state_dict())
+    made.save(tmp_path)
+    loaded = _load(tmp_path, target)
+    assert torch.equal(loaded.net.backbone.rotary.frequencies, made.net.backbone.rotary.frequencies)
+    assert loaded.net.backbone.rotary.frequencies.device.type == "cpu"
+    assert loaded.folder == tmp_path
+    assert made.folder is None
+
+
 def test_ck_3_a_config_without_its_method_or_rotation_is_refused_by_field(target, tmp_path):
     """CK-3: what is read before, and below, the fields of the config itself.
 
     https://github.com/vllm-project/speculators/issues/753
     """
     learned("eagle", target).save(tmp_path)
+    _edit(tmp_path, lambda config: config[LAYER]["rope_parameters"].update(rope_theta=10**400))
+    with pytest.raises(ModelError, match=r"\A--drafter: .*rope_parameters.*\Z"):
+        _load(tmp_path, target)
     _edit(tmp_path, lambda config: config["transformer_layer_config"]["rope_parameters"].pop("rope_theta"))
     with pytest.raises(ModelError, match=r"\A--drafter: .*rope_parameters has no rope_theta\Z"):
         _load(tmp_path, target)
@@ -259,7 +358,7 @@ def test_ts_9_a_drafter_remembers_the_template_of_its_data(target, tmp_path):
         plan = replace(plan_for(target), chat_template=template)
         Eagle.design(target, Eagle.settings_class(), plan).save(tmp_path)
         if refused:
-            with pytest.raises(ModelError, match="differs in chat_template; allow_target_mismatch"):
+            with pytest.raises(ModelError, match=r"differs in chat_template: .*chat format.*; allow_target_mismatch"):
                 _load(tmp_path, target)
         else:
             assert _load(tmp_path, target).made_for["chat_template"] == own

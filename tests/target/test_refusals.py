@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers as tf
-from target_families import BASE, LAYERS, LONGROPE, VOCAB, WINDOW, pair, stock_model
+from target_families import BASE, LAYERS, LONGROPE, VOCAB, WINDOW, pair, stock_model, texts
 from torch import nn
 
+from forerun.drafters.chain.start import head_rows
+from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.errors import OptionError, UnsupportedModel
 from forerun.target.base import Batch, Segment
 from forerun.target.hf import HFTarget
+from forerun.target.noise import measure_noise
 
 
 def _refused(model, match, **options):
@@ -81,6 +84,68 @@ def test_what_the_recording_cannot_see_shows_in_the_logits():
     model.model.norm.__class__ = Crooked
     object.__setattr__(model.model.norm, "owner", model)
     _refused(model, "its logits differ from those of its own forward")
+
+
+PADDED = 8
+"""Ids at the end that are no tokens."""
+
+
+def _padded_model(value: float = -torch.inf):
+    """A model whose head keeps its padded ids out by its bias."""
+    model = stock_model("llama")
+    plain = model.lm_head
+    model.lm_head = nn.Linear(plain.in_features, plain.out_features, bias=True)
+    model.lm_head.weight = plain.weight
+    with torch.no_grad():
+        model.lm_head.bias.zero_()
+        model.lm_head.bias[-PADDED:] = value
+    return model
+
+
+def test_padded_ids_may_have_no_mass_at_all():
+    """-inf on both sides is a law like any other: the model is served, its noise is a number, its head gives rows."""
+    target = HFTarget(_padded_model(), None)
+    target.allocate(4)
+    logits = target.forward(Batch([Segment([3, 4, 5], 0, [0], 3)])).logits
+    assert torch.equal(logits == -torch.inf, (torch.arange(VOCAB) >= VOCAB - PADDED).expand(3, -1))
+    noise = measure_noise(target, texts((40,))[0], block=5)
+    assert 0 <= noise.max_difference < 1e-4
+    rows = head_rows(target, DraftVocabulary(VOCAB))
+    torch.testing.assert_close(rows[:-PADDED], target.model.lm_head.weight[:-PADDED])
+    assert torch.equal(rows[-PADDED:], torch.zeros(PADDED, 32))
+
+
+def test_ids_without_mass_on_one_side_only_are_named():
+    """A model that keeps ids out where we cannot see it does something that decoding here would not."""
+    model = _padded_model(0.0)
+
+    class Masking(nn.Linear):
+        """Keeps them out from its second call on: the first is ours, then comes the model's own forward."""
+
+        calls = 0
+
+        def forward(self, hidden):
+            Masking.calls += 1
+            logits = super().forward(hidden)
+            logits[..., -PADDED:] = -torch.inf if Masking.calls > 1 else logits[..., -PADDED:]
+            return logits
+
+    model.lm_head.__class__ = Masking
+    _refused(model, rf"disagree which ids have a logit of -inf \({PADDED} ids, the first is {VOCAB - PADDED}\)")
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_logits_that_are_no_numbers_are_refused_as_such(value):
+    """Not as a difference of nan percent: the model's own forward has them already."""
+    _refused(_padded_model(value), r"logits are NaN or \+inf in its own forward; .*--dtype float32")
+
+
+def test_a_head_that_leaves_no_token_is_refused():
+    """-inf everywhere is no law."""
+    model = _padded_model()
+    with torch.no_grad():
+        model.lm_head.bias.fill_(-torch.inf)
+    _refused(model, "gives no token any probability")
 
 
 @pytest.mark.parametrize("max_model_len", [None, 100])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from forerun.target.base import Tokenizer
-from forerun.target.fingerprint import tokenizer_hash
+from forerun.target.fingerprint import template_hash, tokenizer_hash
 from forerun.training.config import Chosen, choose
 from forerun.training.data import Sample
 from forerun.training.data.writer import write_dataset
@@ -40,10 +40,16 @@ def random_samples(count: int, vocab_size: int = 256, seed: int = 0, longest: in
     ]
 
 
-def write_data(folder: Path, tokenizer: Tokenizer, samples: Iterable[Sample], held_out: float = 0.0) -> Path:
-    """As `forerun data prepare` writes it."""
+def write_data(
+    folder: Path, tokenizer: Tokenizer, samples: Iterable[Sample], held_out: float = 0.0, **template: Any
+) -> Path:
+    """As `forerun data prepare` writes it; `template` changes what the manifest says of the chat template."""
     folder.mkdir(parents=True)
-    about = {"target": "tiny", "tokenizer": {"hash": tokenizer_hash(tokenizer)}, "template": {"hash": "none"}}
+    about = {
+        "target": "tiny",
+        "tokenizer": {"hash": tokenizer_hash(tokenizer)},
+        "template": {"hash": template_hash(tokenizer), "options": {}, "rendered": 1, **template},
+    }
     write_dataset(folder, ((one, one.id) for one in samples), lambda: about, held_out)
     return folder
 

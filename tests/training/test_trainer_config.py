@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
 from forerun.errors import OptionError
-from forerun.training.config import TrainingConfig, as_yaml, choose, is_free, value_of
+from forerun.training.config import (
+    TrainingConfig,
+    as_yaml,
+    choose,
+    is_free,
+    learned_kind,
+    learned_kinds,
+    value_of,
+)
 from training.linear import Linear
 from training.runs import KIND, configured
 
@@ -163,3 +172,39 @@ def test_numbers_no_run_can_use_are_refused(tmp_path, changes, message):
     """In one line that names the flag."""
     with pytest.raises(OptionError, match=message):
         configured("t", tmp_path, tmp_path, **changes)
+
+
+def numbers_of(kind: str, wanted: type) -> list[str]:
+    """Settings of a kind that hold such a number."""
+    fields = learned_kind(kind).settings_class.model_fields
+    return [name for name, f in fields.items() if wanted in (f.annotation, *get_args(f.annotation))]
+
+
+@pytest.mark.parametrize("kind", learned_kinds())
+def test_settings_of_a_kind_that_no_number_can_be_are_refused_by_name(kind):
+    """Infinite, not a number, or beyond every memory: for every number of every kind, before anything is built."""
+    floats, integers = numbers_of(kind, float), numbers_of(kind, int)
+    assert floats
+    assert integers
+    given = [(name, value) for name in floats for value in ("inf", "-inf", "nan")]
+    given += [(name, value) for name in integers for value in (10**12, 10**400)]
+    given += [("taps", [1, 10**12])] if "taps" in learned_kind(kind).settings_class.model_fields else []
+    for name, value in given:
+        with pytest.raises(OptionError) as error:
+            choose(kind, GIVEN, {name: value_of(value) if isinstance(value, str) else value})
+        assert str(error.value).startswith(f"--draft.{name.replace('_', '-')}: "), (name, value)
+        assert len(str(error.value)) < 1000
+
+
+def test_a_number_of_five_thousand_digits_is_a_text():
+    """Python refuses to read it as a number; the schema then refuses it by the name of its flag."""
+    digits = "9" * 5000
+    assert value_of(digits) == digits
+    assert refusal({}, {"block_size": value_of(digits)}).startswith("--draft.block-size: ")
+
+
+def test_a_file_with_a_number_of_five_thousand_digits_is_refused(tmp_path):
+    """As no YAML that could be read."""
+    file = tmp_path / "run.yaml"
+    file.write_text(f"steps: {'9' * 5000}\n")
+    assert refusal({}, file=file).startswith(f"--config: {file} is not YAML: ")

@@ -89,3 +89,14 @@ def test_two_processes_stop_together_and_go_on_as_one(job):
     again.send_signal(signal.SIGTERM)
     assert again.wait(120) == 143
     assert [r["step"] for r in records(folder / "stopped", "step")][: steps + 2] == list(range(1, steps + 3))
+
+
+@pytest.mark.slow
+def test_two_processes_end_with_the_same_step(job):
+    """Each has its own clock; where --cpu-seconds are used up, both take the step as their last one, and none waits for
+    the other in vain."""
+    finish(launch(2, *arguments(job, "budget"), "--steps", "4000", "--cpu-seconds", "4", "--eval-every", "4000"))
+    folder = Path(job["out"]) / "budget"
+    last = records(folder, "step")[-1]["step"]
+    assert 1 <= last < 4000
+    assert [r["step"] for r in records(folder, "evaluation")] == [last]

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from forerun.drafters.base import LoadContext
 from forerun.engine import Engine
-from forerun.errors import DoesNotFit, OptionError, TrainingFailed
+from forerun.errors import DoesNotFit, ModelError, OptionError, TrainingFailed
+from forerun.target.fingerprint import fingerprint
 from forerun.target.load import load_target
 from forerun.training import checkpoints, trainer
 from forerun.training.run import train
@@ -381,6 +382,36 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert without_times(records(one)) == without_times(records(other))
 
 
+@pytest.mark.parametrize(
+    ("template", "rendered", "remembered"),
+    [("of-another", 3, "of-another"), ("of-another", 0, None), (None, 3, None)],
+    ids=["another", "plain text", "its own"],
+)
+def test_ts_9_a_run_remembers_the_template_of_its_data(begin, tmp_path, target, template, rendered, remembered):
+    """TS-9: the drafter's fingerprint has the template that rendered what it learned, the card too, and a run says at
+    its start if that is not the target's. Plain text has none, whatever template its tokenizer came with.
+
+    https://github.com/z-lab/dflash/issues/133, https://github.com/SafeAILab/EAGLE/issues/227
+    """
+    own = fingerprint(target).chat_template
+    changes = {"rendered": rendered, **({"hash": template} if template else {})}
+    data = write_data(tmp_path / "d", target.tokenizer, random_samples(8), 0.2, **changes)
+    code, notes = begin(samples=data, steps=1)
+    assert code == 0
+    warned = [text for text in notes.texts if "another chat template (of-anoth)" in text and own[:8] in text]
+    assert len(warned) == (remembered is not None)
+    best = tmp_path / "run" / "best"
+    saved = json.loads((best / "config.json").read_text())
+    assert saved["target_fingerprint"]["chat_template"] == (remembered or own)
+    assert f"- chat template: `{remembered or own}`" in (best / "README.md").read_text()
+    options = {"model": str(best)}
+    if remembered is None:
+        assert Linear.load(options, LoadContext(target)).folder == best
+    else:
+        with pytest.raises(ModelError, match=r"differs in chat_template: .*allow_target_mismatch"):
+            Linear.load(options, LoadContext(target))
+
+
 # --------------------------------------------------------------------------------------------------------- clear stops
 
 
@@ -535,6 +566,7 @@ def test_data_that_does_not_fit_is_refused(begin, tmp_path, target):
     class Other:
         size = 3
         special_ids = frozenset()
+        chat_template = None
 
         def encode(self, text, add_special_tokens=True):
             return [1]

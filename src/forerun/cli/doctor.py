@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +15,9 @@ from forerun.cli.checks.check import EXIT, Check, worst
 from forerun.cli.console import Output, as_json, screen, waiting
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, flags
 from forerun.errors import ModelError, OptionError
+
+if TYPE_CHECKING:
+    from forerun.drafters.config import SpeculativeConfig
 
 STYLE = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
@@ -63,8 +68,9 @@ def _chosen(engine: DoctorFlags, model: str | None, draft: str | None) -> Doctor
     """TARGET and DRAFTER are shorter spellings of --target and --drafter; both at once contradict each other."""
     for option, place, flag in (("--target", model, engine.target), ("--drafter", draft, engine.drafter)):
         if place is not None and flag:
-            raise OptionError(option, f"is given twice: {place} and {flag}")
-    chosen = dataclasses.replace(engine, target=model or engine.target, drafter=draft or engine.drafter)
+            other = flag if isinstance(flag, str) else ", ".join(flag)
+            raise OptionError(option, f"is given twice: {place} and {other}")
+    chosen = dataclasses.replace(engine, target=model or engine.target, drafter=[draft] if draft else engine.drafter)
     if not chosen.target and (chosen.drafter or chosen.speculative_config or chosen.speculative_config_key):
         raise OptionError("--target", "a drafter is checked against a target; name one")
     return chosen
@@ -98,16 +104,43 @@ def _examine_drafters(engine: DoctorFlags, target: Any, prompts: int) -> Iterato
     from forerun.cli.checks.drafter import acceptance_checks, drafter_checks
     from forerun.cli.load import load_drafters_of
 
+    configs = engine.drafters()
     with waiting("loading the drafter"):
         try:
-            loaded = load_drafters_of(engine, target, engine.drafters())
+            with _only_errors():
+                loaded = load_drafters_of(engine, target, [_for_any_target(config) for config in configs])
         except ModelError as error:
             yield Check("drafter", "error", str(error), "a drafter that fits the target", "see the message")
             return
-    for entry in loaded:
-        yield from drafter_checks(target, entry)
+    for entry, config in zip(loaded, configs, strict=True):
+        yield from drafter_checks(target, entry, bool(config.allow_target_mismatch))
     if loaded and prompts:
         yield from acceptance_checks(target, loaded, prompts)
+
+
+def _for_any_target(config: SpeculativeConfig) -> SpeculativeConfig:
+    """The same drafter, loaded beside a target it was not trained for as well: here a difference is a finding, and the
+    examination goes on."""
+    from forerun.drafters import drafter_class
+
+    try:
+        keys = drafter_class(config.name).config_keys
+    except OptionError:
+        return config  # loading it says what is wrong with the name
+    known = "allow_target_mismatch" in keys
+    return config.model_copy(update={"allow_target_mismatch": True}) if known else config
+
+
+@contextmanager
+def _only_errors() -> Iterator[None]:
+    """Within, nothing is warned of: the checks say it."""
+    logger = logging.getLogger("forerun")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _set_threads(threads: int) -> None:

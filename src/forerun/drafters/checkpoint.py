@@ -6,9 +6,11 @@ import copy
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,8 +23,9 @@ from torch import Tensor, nn
 from forerun.drafters.base import LoadContext
 from forerun.drafters.learned import DraftConfig, LearnedDrafter
 from forerun.drafters.vocabulary import DraftVocabulary
-from forerun.errors import ModelError, OptionError
+from forerun.errors import DoesNotFit, ModelError, OptionError
 from forerun.target.base import Target
+from forerun.target.checkpoint import GIB, available_memory
 from forerun.target.fingerprint import Fingerprint, differences, fingerprint
 from forerun.target.hf import HFTarget
 from forerun.target.load import EMBEDDED, find_folder
@@ -119,8 +122,11 @@ def load_drafter(kind: type[Kind], options: Mapping[str, Any], context: LoadCont
     folder = _folder(kind, options, context)
     config, text = _read_config(kind, folder)
     _check_target(config, context.target, bool(options.get("allow_target_mismatch")))
-    tensors = _read_tensors(folder, text)
+    with _weights_file(folder, text) as file:
+        _check_sizes(kind, config, file, folder)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
     drafter = kind(config, kind.network_of(config), _vocabulary(config, tensors, folder), context.target)
+    drafter.folder = folder
     fill(drafter, {k: v for k, v in tensors.items() if k not in MAPS}, str(folder))
     limit = options.get("max_model_len")
     if limit is not None:
@@ -144,7 +150,7 @@ def _read_config(kind: type[LearnedDrafter], folder: Path) -> tuple[DraftConfig,
     try:
         text = (folder / CONFIG).read_text(encoding="utf-8")
         content = json.loads(text)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, endless numbers
         raise ModelError(f"--drafter: {folder / CONFIG} cannot be read: {error}") from error
     if not isinstance(content, dict) or "forerun_format" not in content:
         raise ModelError(f"--drafter: {folder} is no drafter trained by forerun (no `forerun_format` in {CONFIG})")
@@ -186,20 +192,49 @@ def _difference(config: DraftConfig, target: HFTarget) -> str | None:
     if made_for.dtype != found.dtype:
         logger.warning("the drafter was trained on features in %s; this target runs in %s", made_for.dtype, found.dtype)
     parts = differences(made_for, found)
+    if parts == ["chat_template"]:
+        return (
+            f"it was trained for {config.target_name}; this target differs in chat_template: it learned answers in "
+            "another chat format and accepts less in this one"
+        )
     return f"it was trained for {config.target_name}; this target differs in {', '.join(parts)}" if parts else None
 
 
-def _read_tensors(folder: Path, config_text: str) -> dict[str, Tensor]:
+@contextmanager
+def _weights_file(folder: Path, config_text: str) -> Iterator[Any]:
+    """The open weights of the folder, written for its config. ModelError: they cannot be read, or were not."""
     path = folder / WEIGHTS
     try:
         with safe_open(path, "pt") as file:
             written_for = (file.metadata() or {}).get("config_sha256")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            if written_for is not None and written_for != _digest(config_text):
+                raise ModelError(f"--drafter: {path} was written with another {CONFIG} than the one beside it")
+            yield file
     except (OSError, SafetensorError) as error:
         raise ModelError(f"--drafter: {path} cannot be read: {error}") from error
-    if written_for is not None and written_for != _digest(config_text):
-        raise ModelError(f"--drafter: {path} was written with another {CONFIG} than the one beside it")
-    return tensors
+
+
+def _check_sizes(kind: type[LearnedDrafter], config: DraftConfig, file: Any, folder: Path) -> None:
+    """What the config describes against what the file holds, by name and shape, before any of it takes memory.
+
+    Raises:
+        ModelError: they do not fit. DoesNotFit: they do, but the memory does not hold them.
+    """
+    try:
+        with torch.device("meta"):
+            plain = stored_names(kind, kind.network_of(config))
+    except (RuntimeError, OverflowError, MemoryError) as error:
+        reason = " ".join(str(error).split("\n")[0].split())
+        raise ModelError(f"--drafter: {folder / CONFIG} describes no network that could be built: {reason}") from error
+    expected = {name: tuple(tensor.shape) for name, tensor in plain.items()}
+    found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    _refuse_misfits(_misfits(expected, {n: shape for n, shape in found.items() if n not in MAPS}), str(folder))
+    need, free = sum(4 * math.prod(shape) for shape in expected.values()), available_memory(torch.device("cpu"))
+    if need > free:
+        raise DoesNotFit(
+            f"--drafter: {folder} takes {need / GIB:.2f} GiB to load, but {free / GIB:.2f} GiB are free; choose a "
+            "smaller drafter"
+        )
 
 
 def _vocabulary(config: DraftConfig, tensors: Mapping[str, Tensor], folder: Path) -> DraftVocabulary:
@@ -228,18 +263,32 @@ def fill(drafter: LearnedDrafter, tensors: Mapping[str, Tensor], where: str) -> 
     expected = {name: tuple(tensor.shape) for name, tensor in own.items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     problems = [
-        *(f"{name} is missing" for name in expected.keys() - found.keys()),
-        *(f"{name} is left over" for name in found.keys() - expected.keys()),
-        *(f"{n} is {found[n]}, not {expected[n]}" for n in expected.keys() & found.keys() if found[n] != expected[n]),
+        *_misfits(expected, found),
         *(f"{name} is {t.dtype}, not floating point" for name, t in tensors.items() if not t.is_floating_point()),
         *(f"{name} is not finite" for name, tensor in tensors.items() if not tensor.float().isfinite().all()),
     ]
-    if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise ModelError(f"--drafter: the weights of {where} do not fit: {', '.join(sorted(problems)[:3])}{more}")
+    _refuse_misfits(problems, where)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def _misfits(expected: Shapes, found: Shapes) -> list[str]:
+    """What is missing, left over or of another shape."""
+    return [
+        *(f"{name} is missing" for name in expected.keys() - found.keys()),
+        *(f"{name} is left over" for name in found.keys() - expected.keys()),
+        *(f"{n} is {found[n]}, not {expected[n]}" for n in expected.keys() & found.keys() if found[n] != expected[n]),
+    ]
+
+
+def _refuse_misfits(problems: Sequence[str], where: str) -> None:
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ModelError(f"--drafter: the weights of {where} do not fit: {', '.join(sorted(problems)[:3])}{more}")
 
 
 # ------------------------------------------------------------------------------------------------------------- decoding

@@ -11,23 +11,22 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
+from forerun.drafters.learned.config import MOST_LAYERS, Strict
 from forerun.target.base import Target
 from forerun.target.rope import inverse_frequencies
 
 
-class LayerConfig(BaseModel):
+class LayerConfig(Strict):
     """Shape of a drafter's decoder layers. Every field is written; none has a default that two programs could set."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model_type: Literal["qwen3", "llama"]
     hidden_size: int = Field(ge=1)
     intermediate_size: int = Field(ge=1)
-    num_hidden_layers: int = Field(ge=1)
+    num_hidden_layers: int = Field(ge=1, le=MOST_LAYERS)
     num_attention_heads: int = Field(ge=1)
     num_key_value_heads: int = Field(ge=1)
     head_dim: int = Field(ge=2)
@@ -43,7 +42,7 @@ class LayerConfig(BaseModel):
             frequencies, _ = inverse_frequencies(self.rope_parameters, self.head_dim, self.max_position_embeddings)
         except KeyError as error:
             raise ValueError(f"rope_parameters has no {error.args[0]}") from None
-        except (TypeError, ValueError, ZeroDivisionError) as error:  # of transformers' own functions as well
+        except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:  # also of transformers and torch
             raise ValueError(f"rope_parameters cannot be used: {error}") from None
         if not frequencies.isfinite().all() or self.head_dim % 2:
             raise ValueError("rope_parameters and an even head_dim must give finite frequencies")
@@ -76,9 +75,10 @@ class Rotary(nn.Module):
 
     def __init__(self, config: LayerConfig):
         super().__init__()
-        frequencies, factor = inverse_frequencies(
-            config.rope_parameters, config.head_dim, config.max_position_embeddings
-        )
+        with torch.device("cpu"):  # real numbers also where the network is built without memory for its weights
+            frequencies, factor = inverse_frequencies(
+                config.rope_parameters, config.head_dim, config.max_position_embeddings
+            )
         self.factor = factor
         # No buffer: a cast of the network to bfloat16 would round it, and decoding turn by other angles than training.
         self.frequencies = frequencies
@@ -169,6 +169,26 @@ class DecoderLayer(nn.Module):
         x = x + mix(self.self_attn, self.input_layernorm(x))
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
+
+
+def kept_of_row(config: LayerConfig, half: bool) -> int:
+    """Bytes that a row leaves in one layer for the backward pass; keys and values beyond the norm are their reader's.
+
+    | of | in float32 | with bfloat16 autocast |
+    |---|---|---|
+    | two norms: input, normed, output | 2 x 3 x 4 d | 2 x 2 x 4 d, and a copy for each of the five projections, 10 d |
+    | queries: normed per head (twice 4), turned, mixed, read by `o_proj` | (8 +) 12 | (6 +) 6 |
+    | keys: normed per head | (8) | (6) |
+    | gate, its silu, up, their product | 16 F | 8 F |
+    """
+    queries, keys = (heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
+    normed = config.model_type == "qwen3"
+    norms = 26 if half else 24
+    of_heads = (6 if half else 8) * normed
+    mixing, feed = (6, 8) if half else (12, 16)
+    return (
+        norms * config.hidden_size + (mixing + of_heads) * queries + of_heads * keys + feed * config.intermediate_size
+    )
 
 
 def like_target(target: Target, model_type: Literal["qwen3", "llama"], layers: int, ffn: int | None) -> LayerConfig:

@@ -96,6 +96,11 @@ def in_chunks(rows: Callable[..., RowLosses], size: int, *tensors: Tensor) -> Ro
     return RowLosses(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def chunk_rows(vocab_size: int, budget_bytes: int = 256 << 20) -> int:
-    """Rows of logits that a chunk may have: four float32 copies of [rows, vocab_size] within the budget."""
-    return max(16, math.floor(budget_bytes / (16 * vocab_size)))
+COPIES = 6
+"""Float32 copies of [rows, D] that a chunk takes at the height of its backward pass: both laws, what `compare` keeps of
+them, and gradients on their way (counted by torch's profiler, see the tests of plans)."""
+
+
+def chunk_rows(vocab_size: int, budget_bytes: int = 384 << 20) -> int:
+    """Rows of logits that a chunk may have: all copies of [rows, vocab_size] within the budget, but never under 16."""
+    return max(16, math.floor(budget_bytes / (COPIES * 4 * vocab_size)))

@@ -43,6 +43,18 @@ class Rule(NamedTuple):
     """False: every row of a segment sees the whole segment and all before it (a drafter's block)."""
 
 
+def rule_of(query: Tensor, scaling: float | None, window: int | None, softcap: float | None) -> Rule:
+    """The rule of an attention call, from what a model passes to it; the window is the one its mask was found to have.
+
+    Args:
+        query: [.., key_dim].
+        scaling: None stands for 1 / sqrt(key_dim).
+        window: of the layer.
+        softcap: of the scores, if there is one.
+    """
+    return Rule(query.shape[-1] ** -0.5 if scaling is None else scaling, window, softcap)
+
+
 class Plan(Protocol):
     """Which rows each request of a pass reads; holds the index tensors and masks that all layers share."""
 
@@ -88,7 +100,7 @@ def forerun_attention(
     store = current.stores[module]
     store.keys.index_copy_(0, current.slots, key[0].transpose(0, 1))
     store.values.index_copy_(0, current.slots, value[0].transpose(0, 1))
-    rule = Rule(query.shape[-1] ** -0.5 if scaling is None else scaling, store.window, softcap)
+    rule = rule_of(query, scaling, store.window, softcap)
     return current.plan.attend(query, store, rule), None
 
 
@@ -126,6 +138,11 @@ def folds(rows: int, rule: Rule) -> bool:
     long prefill chunks it is the faster one, and the mask stays small.
     """
     return rows <= FOLD_ROWS or rule.softcap is not None
+
+
+def causal_without_mask(rows: int, rule: Rule) -> bool:
+    """Whether so many rows from the first one on need no mask: torch's own causal attention is what the rule says."""
+    return rows == 1 or (not folds(rows, rule) and (rule.window is None or rows <= rule.window))
 
 
 def _attend_with_softcap(
@@ -204,8 +221,7 @@ class Span:
         if not rule.causal:
             assert rule.window is None, "a block that sees itself whole has no sliding window"
             return None
-        from_scratch = self.start == 0 and (rule.window is None or rows <= rule.window)
-        if rows == 1 or (from_scratch and not folded):
+        if rows == 1 or (self.start == 0 and causal_without_mask(rows, rule)):
             return None
         repeats = query.shape[1] // store.keys.shape[1] if folded else 1
         if (rule.window, repeats) not in self._masks:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from pathlib import Path
 
 import torch
 
 from forerun.errors import ModelError
+from forerun.folders import cache_folder
 from forerun.target.checkpoint import GIB, Checkpoint, check_fits
 from forerun.target.pretrained import pretrained, quiet
 
@@ -17,11 +17,6 @@ MAGIC = b"GGUF"
 CHUNK = 1 << 22
 CONVERTING = 2.2
 """Times the weights' size that a conversion takes: 2.9 GiB at its peak for 1.2 GiB (measured, Qwen2.5 0.5B, bf16)."""
-
-
-def cache_folder() -> Path:
-    """Where converted models are kept: `FORERUN_CACHE`, else ~/.cache/forerun."""
-    return Path(os.environ.get("FORERUN_CACHE") or Path.home() / ".cache" / "forerun")
 
 
 def converted(path: Path, dtype: torch.dtype) -> Path:

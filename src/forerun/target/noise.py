@@ -45,7 +45,7 @@ def measure_noise(target: Target, ids: Sequence[int], block: int = 9, prefill: i
     best = single.topk(2, -1).values
     return PassNoise(
         rows=len(single),
-        max_difference=(single - several).abs().max().item(),
+        max_difference=torch.where(single == several, 0, (single - several).abs()).max().item(),  # -inf in both: 0
         argmax_flips=int((single.argmax(-1) != several.argmax(-1)).sum()),
         smallest_margin=(best[:, 0] - best[:, 1]).min().item(),
     )

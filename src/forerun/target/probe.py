@@ -7,7 +7,7 @@ argument we do not understand or keeps state that cannot be cut back is a refusa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from forerun.errors import OptionError, UnsupportedModel
-from forerun.target.attention import Rule, additive, attend, forerun_attention, visible
-from forerun.target.packed import PackedLinear
+from forerun.target.attention import additive, attend, forerun_attention, rule_of, visible
+from forerun.target.head import head_of, partial_head_of
 from forerun.target.pretrained import quiet
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def examine(model: PreTrainedModel, max_model_len: int | None = None) -> Anatomy
         norm, hidden, record, scale = _observe(model, decoder, layers)
     attentions = [_attention_of(i, layer, record, config, window) for i, layer in enumerate(layers)]
     _check_calls(record, attentions)
-    head = _head(model, decoder)
+    head = head_of(model, decoder)
     with torch.inference_mode():
         logits = head(hidden)
     _check_against_stock(model, logits)
@@ -103,7 +103,7 @@ def examine(model: PreTrainedModel, max_model_len: int | None = None) -> Anatomy
         embedding=model.get_input_embeddings(),
         embedding_scale=scale,
         head=head,
-        partial_head=partial(_partial_head, model, decoder),
+        partial_head=partial(partial_head_of, model, decoder),
         hidden_size=hidden.shape[-1],
         vocab_size=logits.shape[-1],
         window=window,
@@ -208,7 +208,7 @@ def _recording_attention(
 ) -> tuple[Tensor, None]:  # fmt: skip
     unknown = [k for k, v in others.items() if k not in IGNORED_ARGUMENTS and v is not None and v is not False]
     _RECORD.get().calls.append(_Call(module, query, key, value, attention_mask, sliding_window, unknown))
-    rule = Rule(query.shape[-1] ** -0.5 if scaling is None else scaling, None, softcap)
+    rule = rule_of(query, scaling, None, softcap)  # what it sees is in the mask, or made here
     places = torch.arange(query.shape[2], device=query.device)
     allowed = visible(places, places, sliding_window) if attention_mask is None else attention_mask[0, 0]
     mask = additive(allowed.repeat(query.shape[1] // key.shape[1], 1), query.dtype)
@@ -370,88 +370,37 @@ def _check_against_stock(model: PreTrainedModel, logits: Tensor) -> None:
     """The recorded pass and our head against the model as it came, with its own eager attention.
 
     Whatever the recording cannot see - a sink kept in the module, a step between norm and head - shows here. The
-    median over rows is compared: in half precision a near-tie of a mixture's router may change single rows.
+    median over rows is compared: in half precision a near-tie of a mixture's router may change single rows. Ids that
+    are no tokens may have -inf in both: that is a law, in which they have no mass.
     """
     with _attention(model, "eager"), torch.inference_mode():
         stock = model(input_ids=_probe_ids(model), use_cache=False).logits.double()
-    difference = (logits.double() - stock).norm(dim=-1) / stock.norm(dim=-1)
+    name, ours = type(model).__name__, logits.double()
+    never = stock == -torch.inf
+    broken = int((~(stock.isfinite() | never)).sum())
+    if broken or bool(never.all(-1).any()):
+        what = f"{broken} of its logits are NaN or +inf" if broken else "it gives no token any probability"
+        raise UnsupportedModel(
+            f"{name}: {what} in its own forward; the checkpoint is damaged, or --dtype {_dtype(model)} is too narrow"
+        )
+    if bool((ours.isnan() | (ours == torch.inf)).any()):
+        raise UnsupportedModel(f"{name}: its own forward is finite, but with our attention it gives NaN or +inf")
+    others = (ours == -torch.inf) != never
+    if bool(others.any()):
+        ids = others.any(1)[0].nonzero()[:, 0].tolist()
+        raise UnsupportedModel(
+            f"{name}: its own forward and our reading of its head disagree which ids have a logit of -inf ({len(ids)} "
+            f"ids, the first is {ids[0]}); it does something behind its head that is not understood here"
+        )
+    kept, scored = ours.masked_fill(never, 0), stock.masked_fill(never, 0)
+    difference = (kept - scored).norm(dim=-1) / scored.norm(dim=-1)
     bound = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.1
     if not difference.median().item() < bound:
         raise UnsupportedModel(
-            f"{type(model).__name__}: its logits differ from those of its own forward by {difference.median():.1%}; "
+            f"{name}: its logits differ from those of its own forward by {difference.median():.1%}; "
             "it does something in its attention or before its head that is not understood here"
         )
 
 
-# ----------------------------------------------------------------------------------------------------------- the head
-
-
-class _Nothing:
-    """A decoder's output that is only a hidden state: whatever else is asked for is None."""
-
-    def __init__(self, hidden: Tensor):
-        self.last_hidden_state = hidden
-
-    def __getitem__(self, index: int) -> Tensor | None:
-        return self.last_hidden_state if index == 0 else None
-
-    def __getattr__(self, name: str) -> None:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-
-class _PassThrough(nn.Module):
-    """Stands where the decoder is: what comes in as embeddings goes out as the normed hidden state."""
-
-    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Nothing:
-        return _Nothing(inputs_embeds)
-
-
-def _head(model: PreTrainedModel, decoder: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The model's own code behind its decoder: the head, and whatever scales or caps its logits.
-
-    It runs on a twin of the model that shares everything but the decoder, whose place is taken by a module that hands
-    its input through. So no formula is repeated here, and the model itself stays as it was. The twin is made for each
-    call (microseconds): a module that is replaced in the model later is replaced here as well.
-    """
-    path = _path(model, decoder)
-
-    def head(hidden: Tensor) -> Tensor:
-        logits: Tensor = _graft(model, {path: _PassThrough()})(inputs_embeds=hidden, use_cache=False).logits
-        return logits
-
-    return head
-
-
-def _partial_head(model: PreTrainedModel, decoder: nn.Module, ids: Tensor) -> Callable[[Tensor], Tensor]:
-    """`_head` with a head of some rows of its weight only."""
-    full: nn.Linear = cast(Any, model).get_output_embeddings()
-    cut = nn.Linear(full.in_features, len(ids), bias=full.bias is not None, device="meta")
-    cut.weight = nn.Parameter(full.weight.detach()[ids.to(full.weight.device)], requires_grad=False)
-    if full.bias is not None:
-        cut.bias = nn.Parameter(full.bias.detach()[ids.to(full.bias.device)], requires_grad=False)
-    small = PackedLinear(cut) if isinstance(full, PackedLinear) else cut
-    twin = {_path(model, decoder): _PassThrough(), _path(model, full): small}
-
-    def head(hidden: Tensor) -> Tensor:
-        logits: Tensor = _graft(model, twin)(inputs_embeds=hidden, use_cache=False).logits
-        return logits
-
-    return head
-
-
-def _path(model: nn.Module, module: nn.Module) -> tuple[str, ...]:
-    return tuple(next(name for name, found in model.named_modules() if found is module).split("."))
-
-
-def _graft(module: nn.Module, grafts: Mapping[tuple[str, ...], nn.Module]) -> nn.Module:
-    """A twin of a module that shares everything with it but the modules at these paths."""
-    if () in grafts:
-        return grafts[()]
-    twin: nn.Module = object.__new__(type(module))
-    children = dict(module._modules)
-    for name in {path[0] for path in grafts}:
-        inner = {path[1:]: graft for path, graft in grafts.items() if path[0] == name}
-        children[name] = _graft(module.get_submodule(name), inner)
-    twin.__dict__ = {**module.__dict__, "_modules": children}
-    return twin
+def _dtype(model: PreTrainedModel) -> str:
+    return str(model.dtype).removeprefix("torch.")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from forerun.errors import UnsupportedModel
-from forerun.target.attention import Rule, additive, attend, folds, visible
+from forerun.target.attention import Rule, additive, attend, causal_without_mask, folds, rule_of, visible
 from forerun.target.checkpoint import check_fits
 from forerun.target.hf import HFTarget
 from forerun.target.load import resolve
@@ -49,10 +49,10 @@ class _Packed:
 
     def mask(self, query: Tensor, kv_heads: int, rule: Rule) -> Tensor | None:
         """What `attend` wants for one whole sequence of query [1, heads, S, dim]."""
-        rows, folded = query.shape[2], folds(query.shape[2], rule)
-        if rows == 1 or (not folded and (rule.window is None or rows <= rule.window)):
+        rows = query.shape[2]
+        if causal_without_mask(rows, rule):
             return None
-        key = rows, rule.window, query.shape[1] // kv_heads if folded else 1
+        key = rows, rule.window, query.shape[1] // kv_heads if folds(rows, rule) else 1
         if key not in self.masks:
             places = torch.arange(rows, device=query.device)
             self.masks[key] = additive(visible(places, places, rule.window).repeat(key[2], 1), query.dtype)
@@ -75,7 +75,7 @@ def _student_attention(
     """The attention interface with gradients: each packed sequence by itself, from its first row on."""
     packed = _PACKED.get()
     assert attention_mask is None, "masks are made here, from the lengths"
-    rule = Rule(query.shape[-1] ** -0.5 if scaling is None else scaling, packed.windows[module], softcap)
+    rule = rule_of(query, scaling, packed.windows[module], softcap)
     sequences = zip(*(torch.split(x, list(packed.lengths), 2) for x in (query, key, value)), strict=True)
     out = [attend(q, k, v, packed.mask(q, k.shape[1], rule), rule) for q, k, v in sequences]
     return torch.cat(out, 1), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +92,19 @@ def _decoding(one: Mapping[str, Any]) -> str:
     title = f"Decoding at temperature {one['temperature']:g}, {one['prompts']} prompts: {', '.join(numbers)}."
     rows = [(f"`{name}`", one[name]) for name in ("acceptance_by_position", "prefix_survival") if one.get(name)]
     return f"{title}\n\n{_by_position(rows)}" if rows else title
+
+
+DECODED = re.compile(r"^Decoding at temperature ([\d.e-]+), \d+ prompts: mean accepted length ([\d.]+)", re.MULTILINE)
+"""A line of `_decoding`."""
+
+
+def accepted_lengths(folder: Path) -> dict[float, float] | None:
+    """What the card of a drafter says of real decoding: temperature -> mean accepted length. None: there is no card."""
+    try:
+        text = (folder / CARD).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return {float(temperature): float(length) for temperature, length in DECODED.findall(text)}
 
 
 def _by_position(rows: Sequence[tuple[str, Sequence[float | None]]]) -> str:

@@ -56,6 +56,12 @@ class TrainingConfig(BaseModel):
     epochs: float | None = _setting(
         None, "Passes over the data. Default: 6, if --steps is not given.", LENGTH, free=True, gt=0
     )
+    cpu_seconds: float | None = _setting(
+        None,
+        "End with the step that uses them up: processor time of all threads and processes, evaluations but the last "
+        "included. The learning rate goes by --steps all the same.",
+        LENGTH, free=True, gt=0,
+    )  # fmt: skip
     tokens_per_step: int = _setting(16_384, "Tokens of an optimiser step, at most, on all devices.", LENGTH, ge=1)
     micro_batch_tokens: int | None = _setting(
         None,
@@ -270,7 +276,7 @@ def _read(file: Path) -> dict[str, Any]:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError("--config", f"cannot read {file}: {error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: more digits than Python reads
         raise OptionError("--config", f"{file} is not YAML: {error}") from None
     if not isinstance(content, dict):
         raise OptionError("--config", f"{file} must hold names and values, got {content!r:.60}")
@@ -299,7 +305,7 @@ def value_of(text: str) -> Any:
     """What a flag says: JSON where it is JSON (8, true, null, [1, 2]), else the text."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, or a number of more digits than Python reads
         return text
 
 
@@ -323,7 +329,13 @@ def _checked(schema: type[Any], values: Mapping[str, Any], origins: Mapping[str,
     if first["type"] == "missing" and len(first["loc"]) == 1:
         raise OptionError(flag, "is required")
     message = first["msg"].removeprefix("Value error, ").lower()
-    raise OptionError(flag, f"{message}, got {first['input']!r}{where}")
+    raise OptionError(flag, f"{message}, got {shortened(first['input'])}{where}")
+
+
+def shortened(value: Any, most: int = 80) -> str:
+    """A value as it is told of in a message."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 # -------------------------------------------------------------------------------------------------------------- writing

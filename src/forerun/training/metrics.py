@@ -133,6 +133,13 @@ class Meter:
         return self._usage
 
 
+def resident_memory() -> int:
+    """Bytes that this process takes now, in memory of its own and of files it has mapped."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
 def peak_memory(device: torch.device) -> int:
     """Bytes: the most that tensors took on a GPU, the most that this process took elsewhere."""
     if device.type == "cuda":

@@ -25,17 +25,8 @@ def optimizers(network: nn.Module, config: TrainingConfig) -> list[torch.optim.O
     (Jordan et al. 2024) gives every matrix inside the network an update of orthogonal directions, scaled so that it is
     as large as AdamW's (Liu et al. 2025): one learning rate serves both.
     """
-    embedded = {
-        f"{name}.{own}" if name else own
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Embedding)
-        for own, _ in module.named_parameters(recurse=False)
-    }
     parameters = trained(network)
-    spared = [p for name, p in parameters.items() if p.ndim < 2 or name in embedded]
-    matrices = [p for name, p in parameters.items() if p.ndim >= 2 and name not in embedded]
-    inner = [p for p in matrices if p.ndim == 2 and min(p.shape) > 1] if config.optimizer == "muon" else []
-    rest = [p for p in matrices if all(p is not other for other in inner)]
+    inner, rest, spared = _divided(network, config)
     groups = [{"params": rest, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
     out: list[torch.optim.Optimizer] = []
@@ -49,6 +40,30 @@ def optimizers(network: nn.Module, config: TrainingConfig) -> list[torch.optim.O
         fused = next(iter(parameters.values())).device.type in ("cpu", "cuda")
         out.append(torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=fused))
     return out
+
+
+def _divided(
+    network: nn.Module, config: TrainingConfig
+) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
+    """(moved by Muon, moved by AdamW, the same without weight decay)."""
+    embedded = {
+        f"{name}.{own}" if name else own
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Embedding)
+        for own, _ in module.named_parameters(recurse=False)
+    }
+    parameters = trained(network)
+    spared = [p for name, p in parameters.items() if p.ndim < 2 or name in embedded]
+    matrices = [p for name, p in parameters.items() if p.ndim >= 2 and name not in embedded]
+    inner = [p for p in matrices if p.ndim == 2 and min(p.shape) > 1] if config.optimizer == "muon" else []
+    rest = [p for p in matrices if all(p is not other for other in inner)]
+    return inner, rest, spared
+
+
+def moments(network: nn.Module, config: TrainingConfig) -> int:
+    """Numbers that the optimisers will keep: two of AdamW for a weight, one of Muon."""
+    inner, rest, spared = _divided(network, config)
+    return sum(p.numel() for p in inner) + 2 * sum(p.numel() for p in [*rest, *spared])
 
 
 def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:

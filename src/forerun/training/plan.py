@@ -1,37 +1,37 @@
 """What a run will need, before it begins: memory, disk and time, each line with its arithmetic.
 
 `plan` is a pure function of a `Workload`: of a real run (`workload_of`), or of numbers for a machine that is not here
-(`EIGHT_BILLION`, the example of the documentation).
+(`training.eight_billion`, the example of the documentation).
 """
 
 from __future__ import annotations
 
-import inspect
 import math
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
-from forerun.drafters.layers import Attention
-from forerun.drafters.losses import chunk_rows
+from forerun.drafters.learned import Held
 from forerun.target.base import BLOCK_SIZE
 from forerun.target.packed import PackedLinear
+from forerun.training.allocator import GAPS
+from forerun.training.metrics import resident_memory
+from forerun.training.optimizer import moments
 
 if TYPE_CHECKING:
     from forerun.training.features import Sample
     from forerun.training.setup import Job
 
-LOSS_CHUNK_BYTES: int = inspect.signature(chunk_rows).parameters["budget_bytes"].default
-"""Of logits that exist at once; it has its home at `losses.chunk_rows`."""
 UTILISATION = 0.4
 """Share of a device's matrix rate that training reaches: assumed."""
-BETWEEN = 2
-"""What norms, rotations and gates between the linear layers leave as well, for each number of theirs: assumed."""
 FP32 = 4
+STEPS_LOOKED_AT = 64
+"""Of the run, for its largest pass."""
+CUDA_CONTEXT = Held("CUDA context", 1e9, "driver, kernels and libraries, assumed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,30 +50,35 @@ class Workload:
     draft_vocab_size: int
     kv_bytes: int
     """Of the target, per token."""
-    activations: int
-    """Numbers a row leaves for the backward pass: inputs and outputs of all linear layers."""
+    kv_tokens: int
+    """Whose keys and values exist at once: those of one pass of the target."""
+    moments: int
+    """Numbers that the optimiser keeps."""
+    held: Sequence[Held]
+    """By the drafter's pass (`Learner.plan_memory`)."""
     data_tokens: int
     steps: int
     tokens_per_step: float
-    micro_batch_tokens: int
+    pass_tokens: int
+    """Of the largest pass of the drafter."""
     ranks: int
     keep: int
     rows_per_token: float = 1.0
     """Positions the drafter computes per token of the data, as its kind says (`Learner.plan_rows_per_token`)."""
-    keys: int = 0
-    """Rows that a row attends to, the longest sequence; 0: not known, and left out."""
-    groups: int = 1
-    """Heads of queries to a head of keys: each has a copy of the mask."""
     feature_bytes: int = 0
     """Of a token in a store; 0: not known."""
     half: bool = False
-    """Activations in 2 bytes instead of 4."""
+    """Linear layers compute in 2 bytes instead of 4."""
     average: bool = False
     store_bytes: int = 0
     table_parameters: int = 0
     """Of the drafter's, in an embedding and a head of its own: looked up, and counted with the logits."""
     head_width: int | None = None
     """Columns of the drafter's head; None: it is the target's."""
+    process: Held | None = None
+    """What is there before and beside all tensors."""
+    gaps: float = 0.0
+    """Bytes that the heap takes beyond each byte of a pass."""
 
 
 @dataclass(frozen=True)
@@ -149,37 +154,44 @@ def _features(work: Workload) -> list[Line]:
 
 
 def _memory(work: Workload) -> list[Line]:
-    p, tokens = work.drafter_parameters, work.micro_batch_tokens
-    rows = math.ceil(tokens * work.rows_per_token)
-    size = 2 if work.half else FP32
-    out = [
+    p = work.drafter_parameters
+    lasting = [
         _bytes("target weights", work.target_parameters * work.target_itemsize,
                f"{work.target_parameters:,} x {work.target_itemsize} bytes"),
-        _bytes("target KV", tokens * work.kv_bytes, f"{tokens:,} tokens x {work.kv_bytes:,} bytes"),
+        _bytes("target KV", work.kv_tokens * work.kv_bytes, f"{work.kv_tokens:,} tokens x {work.kv_bytes:,} bytes"),
         _bytes("drafter weights", FP32 * p, f"{p:,} x 4 bytes"),
+        _bytes("moments of the optimiser", FP32 * work.moments, f"{work.moments:,} x 4 bytes"),
+    ]  # fmt: skip
+    if work.process is not None:
+        lasting.insert(0, _bytes(*work.process))
+    if work.average:
+        lasting.append(_bytes("average of the weights", FP32 * p, f"{p:,} x 4 bytes"))
+    return lasting + _of_a_pass(work)
+
+
+def _of_a_pass(work: Workload) -> list[Line]:
+    """What comes and goes with every pass of the drafter."""
+    p, tokens = work.drafter_parameters, work.pass_tokens
+    out = [
         _bytes("gradients", FP32 * p, f"{p:,} x 4 bytes"),
-        _bytes("moments of AdamW", 2 * FP32 * p, f"{p:,} x 8 bytes"),
         _bytes("features", tokens * work.states * work.hidden_size * work.target_itemsize,
                f"{tokens:,} tokens x {work.states} states x {work.hidden_size:,} x {work.target_itemsize} bytes"),
-        _bytes("activations", BETWEEN * rows * work.activations * size,
-               f"{BETWEEN} x {rows:,} rows x {work.activations:,} x {size} bytes"),
-        _bytes("chunk of logits", LOSS_CHUNK_BYTES, "of the drafter, computed again backwards (losses.chunk_rows)"),
-        _bytes("teacher's laws", LOSS_CHUNK_BYTES, "of the same rows (losses.chunk_rows)"),
+        *(_bytes(*one) for one in work.held),
     ]  # fmt: skip
-    if work.keys:
-        out.append(_bytes("attention masks", rows * work.keys * work.groups * size,
-                          f"{rows:,} rows x {work.keys:,} keys x {work.groups} x {size} bytes"))  # fmt: skip
-    if work.average:
-        out.append(_bytes("average of the weights", FP32 * p, f"{p:,} x 4 bytes"))
+    if work.half:
+        out.append(_bytes("weights in half precision", 2 * p, f"{p:,} x 2 bytes"))
+    if work.gaps:
+        together = sum(line.value for line in out)
+        out.append(_bytes("gaps in the heap", work.gaps * together, f"{work.gaps:g} x {together:,.0f} bytes of a pass"))
     return out
 
 
 def _disk(work: Workload) -> list[Line]:
     p = work.drafter_parameters
-    per_parameter = 3 * FP32 + (FP32 if work.average else 0)
+    numbers = p + work.moments + (p if work.average else 0)
     out = [
-        _bytes("checkpoints", (work.keep + 1) * per_parameter * p,
-               f"({work.keep} kept + 1 being written) x {p:,} x {per_parameter} bytes"),
+        _bytes("checkpoints", (work.keep + 1) * numbers * FP32,
+               f"({work.keep} kept + 1 being written) x {numbers:,} weights, moments and averages x 4 bytes"),
         _bytes("best and last drafter", 2 * work.saved_itemsize * p, f"2 x {p:,} x {work.saved_itemsize} bytes"),
     ]  # fmt: skip
     if work.store_bytes:
@@ -231,13 +243,14 @@ def _bytes(name: str, value: float, arithmetic: str) -> Line:
 # -------------------------------------------------------------------------------------------------------- of a real run
 
 
-def workload_of(job: Job) -> Workload:
-    """The numbers of a run that is ready to begin."""
+def workload_of(job: Job, process: Held | None = None) -> Workload:
+    """The numbers of a run that is ready to begin; `process`: what else is in memory."""
     config, target, network = job.config, job.target, job.drafter.network
     assert config.steps is not None
-    assert config.micro_batch_tokens is not None
     parameters = sum(p.numel() for p in network.parameters())
     tables = job.drafter.tables or ()
+    half = config.mixed_precision != "no"
+    largest = largest_pass(job)
     # A whole stream through its steps; a step is rarely quite full.
     per_epoch = int(job.order.lengths.sum()) / max(1, job.order.steps_of(1))
     return Workload(
@@ -250,33 +263,63 @@ def workload_of(job: Job) -> Workload:
         vocab_size=target.vocab_size,
         draft_vocab_size=job.drafter.vocabulary.draft_size,
         kv_bytes=target.block_bytes // BLOCK_SIZE,
-        activations=sum(
-            m.in_features + m.out_features
-            for m in network.modules()
-            if isinstance(m, nn.Linear) and m not in tables  # a head's are made in chunks
-        ),
+        kv_tokens=_tokens_of_target(largest),
+        moments=moments(network, config),
+        held=job.drafter.plan_memory(largest, half),
         data_tokens=int(job.order.lengths.sum()),
         steps=config.steps,
         tokens_per_step=min(per_epoch, config.tokens_per_step),
-        micro_batch_tokens=config.micro_batch_tokens,
+        pass_tokens=sum(largest),
         ranks=job.accelerator.num_processes,
         keep=config.keep,
         rows_per_token=job.drafter.plan_rows_per_token(job.order.lengths.tolist()),
-        keys=int(job.order.lengths.max()) if _groups(network) else 0,
-        groups=_groups(network) or 1,
         feature_bytes=_feature_bytes(job),
-        half=config.mixed_precision != "no",
+        half=half,
         average=config.ema is not None,
         store_bytes=int((config.store_gb or 0) * 1e9),
         table_parameters=sum(p.numel() for p in {p for table in tables for p in table.parameters()}),
         head_width=tables[1].in_features if tables else None,
+        process=process,
+        gaps=GAPS if target.device.type == "cpu" and sys.platform == "linux" else 0.0,
     )
 
 
-def _groups(network: nn.Module) -> int:
-    """Heads of queries to a head of keys in the layers forerun builds; 0 where a network has none of them."""
-    found = [m.heads // m.kv_heads for m in network.modules() if isinstance(m, Attention)]
-    return max(found, default=0)
+def largest_pass(job: Job) -> list[int]:
+    """Lengths of the samples in the largest pass among the run's first steps, or of the longest sample alone."""
+    from forerun.training.order import micro_batches
+
+    most, lengths = job.config.micro_batch_tokens, job.order.lengths
+    assert most is not None
+    largest, place = [int(lengths.max())], 0
+    for _ in range(STEPS_LOOKED_AT):
+        indices, place = job.order.step(place)
+        own = [int(lengths[i]) for i in indices]
+        groups = [[own[i] for i in group] for group in micro_batches(own, most)]
+        largest = max([largest, *groups], key=sum)
+        if place >= len(lengths):
+            break
+    return largest
+
+
+def _tokens_of_target(lengths: Sequence[int]) -> int:
+    """Of the samples of a pass, those whose keys and values are there together."""
+    from forerun.training.features.passes import MAX_ROWS, plan_passes
+
+    return max(sum(chunk.end for chunk in one) for one in plan_passes(lengths, MAX_ROWS))
+
+
+def process_of(job: Job, before: int) -> Held:
+    """What this process takes beside weights: programs, libraries, what loading has left to be used again.
+
+    Args:
+        job: ready to begin.
+        before: bytes it took before the target was loaded.
+    """
+    if job.target.device.type == "cuda":
+        return CUDA_CONTEXT
+    weights = parameters_of(job.target) * job.target.dtype.itemsize
+    weights += FP32 * sum(p.numel() for p in job.drafter.network.parameters())
+    return Held("process", max(before, resident_memory() - weights), "Python, torch and libraries, measured now")
 
 
 def _feature_bytes(job: Job) -> int:
@@ -343,29 +386,3 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = 1024) -> f
             torch.cuda.synchronize()
         best = min(best, time.perf_counter() - began)
     return 2 * size**3 / best
-
-
-EIGHT_BILLION = Workload(
-    target_parameters=8_190_000_000,
-    target_itemsize=2,
-    drafter_parameters=1_130_000_000,
-    saved_itemsize=2,
-    hidden_size=4096,
-    states=6,
-    vocab_size=151_936,
-    draft_vocab_size=151_936,
-    kv_bytes=147_456,
-    activations=5 * (2 * 4096 + 2 * (4096 + 1024) + 8192 + 3 * (4096 + 12_288)) + 6 * 4096,
-    data_tokens=1_240_000_000,
-    steps=14_191,
-    tokens_per_step=524_288,
-    micro_batch_tokens=16_384,
-    ranks=8,
-    keep=2,
-    rows_per_token=1.0,
-    half=True,
-)
-"""A five-layer `dspark` for an 8B target (Qwen3-8B's measures: 36 layers, 8 KV heads of 128) on eight GPUs: six passes
-over 1.24e9 tokens, as many as DeepSpec's set has, in steps of 524,288 tokens."""
-EIGHT_BILLION_FLOPS = UTILISATION * 989e12
-"""An H100's dense bfloat16 rate by its data sheet, times the utilisation."""

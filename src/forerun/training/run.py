@@ -10,7 +10,8 @@ import torch
 
 from forerun.training.config import Chosen
 from forerun.training.folder import RunFolder
-from forerun.training.plan import UTILISATION, Plan, matrix_rate, measure, plan, workload_of
+from forerun.training.metrics import resident_memory
+from forerun.training.plan import UTILISATION, Plan, matrix_rate, measure, plan, process_of, workload_of
 from forerun.training.prepared import check_data, is_prepared, prepare
 from forerun.training.setup import assemble, open_target, start
 from forerun.training.step import check_lesson
@@ -65,6 +66,7 @@ def plan_run(chosen: Chosen, measured: bool = False) -> tuple[Chosen, Plan]:
     check_data(chosen.config)
     RunFolder(Path(chosen.config.out)).check()
     chosen, accelerator = start(chosen)
+    before = resident_memory()
     target = open_target(chosen.config)
     with TemporaryDirectory() as aside:
         data = _samples(chosen, accelerator, target, RunFolder(Path(aside)))
@@ -72,7 +74,8 @@ def plan_run(chosen: Chosen, measured: bool = False) -> tuple[Chosen, Plan]:
         check_lesson(job.drafter, job.inputs.train)
         half = job.config.mixed_precision != "no"
         rate = matrix_rate(target.device, torch.bfloat16 if half else torch.float32) * UTILISATION
-        return job.chosen, plan(workload_of(job), rate, measure(job) if measured else None)
+        work = workload_of(job, process_of(job, before))
+        return job.chosen, plan(work, rate, measure(job) if measured else None)
 
 
 def _samples(chosen: Chosen, accelerator: Accelerator, target: Target, folder: RunFolder) -> Path:

@@ -14,6 +14,7 @@ from forerun.drafters.checkpoint import fingerprint_of
 from forerun.drafters.learned import DesignPlan, Learner
 from forerun.errors import DoesNotFit, ModelError, OptionError
 from forerun.target.base import Target
+from forerun.target.fingerprint import template_hash
 from forerun.training.allocator import keep_freed_memory
 from forerun.training.config import Chosen, TrainingConfig
 from forerun.training.folder import TRACKERS, identity
@@ -151,7 +152,7 @@ def assemble(chosen: Chosen, accelerator: Accelerator, target: Target, data: Pat
         _same_everywhere(drafter)
     return Job(
         chosen, accelerator, target, inputs, order, drafter, source, identity(chosen, parts),
-        (*notes, *drafter.notes, *_notes(chosen, inputs, lengths, source)),
+        (*notes, *drafter.notes, *_notes(chosen, inputs, lengths, source), *_of_template(inputs, target)),
     )  # fmt: skip
 
 
@@ -203,6 +204,7 @@ def _design(chosen: Chosen, target: Target, train: View) -> Learner:
         dtype=cast(Any, config.dtype),
         seed=config.seed,
         trust_remote_code=config.trust_remote_code,
+        chat_template=train.dataset.chat_template,
     )
     try:
         with fitting("the drafter", "lower the sizes under --draft", DoesNotFit):
@@ -237,6 +239,18 @@ def _same_everywhere(drafter: Learner) -> None:
     with torch.no_grad():
         for tensor in drafter.network.state_dict().values():
             tensor.copy_(broadcast(tensor))
+
+
+def _of_template(inputs: Inputs, target: Target) -> list[str]:
+    """Said at the start where the drafter will learn another chat format than its target has (bugs, TS-9)."""
+    learned, own = inputs.train.dataset.chat_template, template_hash(target.tokenizer)
+    if learned in (None, own):
+        return []
+    return [
+        f"warning: --data was rendered with another chat template ({str(learned)[:8]}) than {target.name}'s own "
+        f"({own[:8]}): in its own format the drafter will accept less, and loading it there says so; prepare the data "
+        "with the template that will be served"
+    ]
 
 
 def _notes(chosen: Chosen, inputs: Inputs, lengths: Any, source: FeatureSource) -> list[str]:

@@ -132,6 +132,18 @@ class Trainer:
         epoch = place / len(self.job.order.lengths)
         self._record({**report.as_dict(), "epoch": epoch, **speed}, report.step)
         self._tell("stepped", report, used)
+        self._keep_to_budget()
+
+    def _keep_to_budget(self) -> None:
+        """Where --cpu-seconds are used up, the step just taken becomes the last one: what ends a run then follows."""
+        limit, used = self.job.config.cpu_seconds, self.progress.used.cpu_seconds
+        if limit is None or not 0 < self.progress.step < self.steps:
+            return
+        if self.job.accelerator.num_processes > 1:  # all processes end with the same step
+            used = float(self.job.accelerator.reduce(torch.tensor(used, device=self.job.accelerator.device), "max"))
+        if used >= limit:
+            self._say(f"--cpu-seconds {limit:g} are used up after step {self.progress.step} of {self.steps}")
+            self.steps = self.progress.step
 
     def _count_skipped(self, report: StepReport, samples: int) -> None:
         """TrainingFailed where a whole epoch, or a whole run, has taught nothing."""
@@ -256,6 +268,7 @@ class Trainer:
         if found is not None:
             refuse_changes(found.run, self.job.identity, self.folder.path)
             self._restore(found)
+            self._keep_to_budget()
             done = "finished already" if self.progress.step >= self.steps else "going on from there"
             self._say(f"{found.folder}: step {self.progress.step} of {self.steps}, {done}; --restart begins anew")
         self.job.accelerator.wait_for_everyone()

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from forerun.cli.checks.check import Check
+from forerun.cli.checks.trained import distilled_checks, trained_checks
 from forerun.cli.console import progress
 from forerun.cli.prompts import embedded_prompts
+from forerun.drafters.base import Drafter
+from forerun.drafters.learned import LearnedDrafter
 from forerun.engine import Engine, EngineOptions
 from forerun.engine.propose import LoadedDrafter
-from forerun.engine.stats import total
+from forerun.engine.stats import DecodingStats, total
 from forerun.sampling import Sampling
 from forerun.target.base import Target
 from forerun.target.fingerprint import PROBE
+from forerun.target.hf import HFTarget
+from forerun.training.card import accepted_lengths
 
 PROMPT_TOKENS, NEW_TOKENS = 64, 32
 """Of each prompt of the acceptance probe: short, so that a big model is probed in a minute."""
@@ -20,20 +26,25 @@ HOPELESS = 0.1
 """Acceptance of the first draft token below which drafting costs more than it gives on any machine."""
 
 
-def drafter_checks(target: Target, entry: LoadedDrafter) -> Iterator[Check]:
-    """What can be said of a drafter without running it."""
+def drafter_checks(target: HFTarget, entry: LoadedDrafter, allowed: bool) -> Iterator[Check]:
+    """What can be said of a drafter without running it; `allowed`: it need not be made for this target."""
     drafter, name = entry.drafter, entry.name
     k = entry.config.draft_length(drafter.default_draft, 1)
     limit = "any length" if drafter.max_draft is None else f"at most {drafter.max_draft}"
     yield Check(name, "ok", f"drafts {k} tokens a round ({limit})")
     if drafter.window is not None:
         yield Check.of(
-            f"{name} window", drafter.window >= target.window, f"{drafter.window} positions",
+            # After the last position of all nothing is left to draft.
+            f"{name} window", drafter.window >= target.window - 1, f"{drafter.window} positions",
             f"{target.window}, the target's", f"nothing is drafted beyond position {drafter.window}",
         )  # fmt: skip
+    if isinstance(drafter, LearnedDrafter):
+        yield from trained_checks(target, drafter, allowed)
     model = getattr(drafter, "model", None)
     if isinstance(model, Target):
         yield from _model_checks(target, model, name)
+        if isinstance(model, HFTarget) and model.model.config.name_or_path:
+            yield from distilled_checks(target, name, Path(model.model.config.name_or_path))
 
 
 def _model_checks(target: Target, model: Target, name: str) -> Iterator[Check]:
@@ -70,20 +81,42 @@ def acceptance_checks(target: Target, loaded: Sequence[LoadedDrafter], count: in
                 if chunk.completion is not None:
                     stats.append(chunk.completion.stats)
         summed = total(stats)
-        yield _acceptance(entry.name, summed.mean_accepted_length, summed.acceptance_by_position, len(prompts))
+        yield from _faults(entry.name, summed)
+        expected = _told(entry.drafter)
+        yield _acceptance(entry.name, summed, len(prompts), expected)
     engine.audit()
 
 
-def _acceptance(name: str, length: float | None, by_position: Sequence[float | None], prompts: int) -> Check:
+def _told(drafter: Drafter) -> float | None:
+    """The accepted length that its card tells of greedy decoding."""
+    folder = drafter.folder if isinstance(drafter, LearnedDrafter) else None
+    return None if folder is None else (accepted_lengths(folder) or {}).get(0.0)
+
+
+def _faults(name: str, stats: DecodingStats) -> Iterator[Check]:
+    """Only where there are some: the engine goes on without these drafts."""
+    if stats.drafter_faults or stats.invalid_drafts:
+        yield Check(
+            f"{name} faults", "error", f"{stats.drafter_faults} failures, {stats.invalid_drafts} drafts without a law",
+            "none", "its numbers overflow or it is broken: try --dtype float32; the log has the first failure",
+        )  # fmt: skip
+
+
+def _acceptance(name: str, stats: DecodingStats, prompts: int, told: float | None) -> Check:
+    length, by_position = stats.mean_accepted_length, stats.acceptance_by_position
     if length is None:
         return Check(
             f"{name} acceptance", "warning", f"nothing was drafted for {prompts} prompts of Python code", "some drafts",
             "this drafter found nothing to propose; try it on prompts of your own with `forerun generate`",
         )  # fmt: skip
     rates = " ".join("-" if rate is None else f"{rate:.2f}" for rate in by_position)
-    first = by_position[0] or 0.0
+    found = f"{length:.2f} tokens a drafting round; by position {rates} ({prompts} prompts of Python code, greedy)"
+    if told is not None and length < told / 2:
+        return Check(
+            f"{name} acceptance", "warning", found, f"about the {told:.2f} of its card",
+            "these prompts are not like what it learned from, or this is not the target it was trained for",
+        )  # fmt: skip
     return Check.of(
-        f"{name} acceptance", first >= HOPELESS,
-        f"{length:.2f} tokens a drafting round; by position {rates} ({prompts} prompts of Python code, greedy)",
+        f"{name} acceptance", (by_position[0] or 0.0) >= HOPELESS, found,
         f"at least {HOPELESS} at the first position", "the drafter hardly knows this target: is it the right pair?",
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
+from typing import Any, cast
 
 import torch
 
@@ -55,12 +56,19 @@ def target_checks(target: HFTarget) -> Iterator[Check]:
 
 
 def _read_weights(target: HFTarget) -> tuple[int, list[str]]:
-    """Bytes of all weights, and the names of those that hold NaN or infinity."""
+    """Bytes of all weights, and the names of those that hold NaN or infinity.
+
+    Where a model keeps ids or rows out, -inf is no damage: in buffers, which are masks, and in the bias of its head.
+    """
     size, broken = 0, []
     packed = ((n, m.weight) for n, m in target.model.named_modules() if isinstance(m, PackedLinear))
+    masks = {id(buffer) for buffer in target.model.buffers()}
+    head = cast(Any, target.model).get_output_embeddings()
+    masks.add(id(getattr(head, "bias", None)))
     for name, tensor in chain(target.model.named_parameters(), target.model.named_buffers(), packed):
         size += tensor.numel() * tensor.element_size()
-        if not bool(torch.isfinite(tensor).all()):
+        kept_out = tensor == -torch.inf if id(tensor) in masks else torch.zeros((), dtype=torch.bool)
+        if not bool((torch.isfinite(tensor) | kept_out.to(tensor.device)).all()):
             broken.append(name)
     return size, broken
 

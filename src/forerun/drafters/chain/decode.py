@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from forerun.drafters.base import (
 )
 from forerun.drafters.chain.network import ChainNetwork
 from forerun.drafters.chain.rows import ChainRows
-from forerun.drafters.learned import LearnedDrafter
+from forerun.drafters.learned import Held, LearnedDrafter
 from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.target.base import Target
 
@@ -32,6 +32,8 @@ class ChainDrafter(LearnedDrafter):
     """
 
     network: ChainNetwork
+    losses_apart: ClassVar[bool] = False
+    """Whether training computes chains and their losses in chunks of their own, one behind the other."""
 
     def __init__(self, config: Any, network: ChainNetwork, vocabulary: DraftVocabulary, target: Target):
         super().__init__(config, network, vocabulary, target)
@@ -45,6 +47,19 @@ class ChainDrafter(LearnedDrafter):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """The network's hidden states [..., H] -> logits [..., D] over the draft vocabulary."""
+
+    @property
+    def chain_steps(self) -> int:
+        """Steps of a chain in training."""
+        return 1
+
+    def plan_rows_per_token(self, lengths: Sequence[int]) -> float:  # noqa: ARG002 - each row at each step
+        return float(self.chain_steps)
+
+    def plan_memory(self, lengths: Sequence[int], half: bool) -> list[Held]:
+        from forerun.drafters.chain.memory import chain_memory
+
+        return chain_memory(self, lengths, self.chain_steps, half)
 
     @property
     def block_bytes(self) -> int:

@@ -18,6 +18,7 @@ ONE_LAYER = "one decoder layer: servers disagree on what a second one reads (hid
 class ChainNetwork(nn.Module, ABC):
     """A network of one layer in `layers`, whose output is the next row's feature."""
 
+    fc: nn.Linear
     layers: nn.ModuleList
     rotary: Rotary
 

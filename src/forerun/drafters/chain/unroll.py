@@ -122,10 +122,15 @@ def compare_chains(drafter: ChainDrafter, batch: TrainingBatch, rows: Tensor, lo
 
 def rows_per_chunk(drafter: ChainDrafter, batch: TrainingBatch, steps: int) -> int:
     """Rows whose logits, scores and teacher's laws of all steps are within the memory of one chunk."""
-    scores = drafter.network.attention.heads * max(batch.lengths)
-    pruned_teacher = drafter.vocabulary.kept is not None and batch.log_normalizer is not None
+    return chunk_rows(columns_of_row(drafter, steps, max(batch.lengths), batch.log_normalizer is not None))
+
+
+def columns_of_row(drafter: ChainDrafter, steps: int, longest: int, normalized: bool) -> int:
+    """Numbers of a row's logits and scores over all steps, and of its teacher's law."""
+    scores = drafter.network.attention.heads * longest
+    pruned_teacher = drafter.vocabulary.kept is not None and normalized
     teacher = drafter.vocabulary.draft_size if pruned_teacher else drafter.target.vocab_size
-    return chunk_rows(steps * (drafter.vocabulary.draft_size + scores) + teacher)
+    return steps * (drafter.vocabulary.draft_size + scores) + teacher
 
 
 def chosen_ce(losses: RowLosses, kind: Literal["hard", "soft"]) -> Tensor:

@@ -10,14 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from forerun.drafters.chain.unroll import (
-    Unroll,
-    chosen_ce,
-    compare_chains,
-    metrics_by_step,
-    rows_per_chunk,
-    taught,
-)
+from forerun.drafters.chain.lesson import Lesson
+from forerun.drafters.chain.unroll import chosen_ce, compare_chains, metrics_by_step, taught
 from forerun.drafters.learned import Exercise, Losses, TrainingBatch
 from forerun.drafters.losses import RowLosses, in_chunks
 
@@ -36,32 +30,30 @@ def prepare(batch: TrainingBatch, generator: torch.Generator) -> Exercise:
 
 def losses(drafter: Eagle, batch: TrainingBatch, exercise: Exercise) -> Losses:
     """Feature and token losses, each a mean over the taught rows of a step (methods, 3.2)."""
-    settings, clean = drafter.settings, drafter.fuse(batch.features)
-    mask = taught(batch, 1)
-    rows = mask[:, 0].nonzero()[:, 0]
+    settings, lesson = drafter.settings, Lesson.of(drafter, batch, 1)
+    rows, clean = lesson.rows, lesson.features
     if len(rows) == 0:
-        return Losses(drafter.network.fc.weight.sum() * 0, {})
+        return lesson.nothing
     noisy = clean + _noise(batch, clean, settings.feature_noise, exercise.drawn["noise_seeds"])
-    hidden = _hidden(drafter, batch, noisy, rows)  # [n, H]
+    hidden = _hidden(lesson, noisy)  # [n, H]
     feature = functional.smooth_l1_loss(hidden, clean[rows + 1], reduction="none").mean(-1)
 
     def compared(rows: Tensor, hidden: Tensor) -> RowLosses:
         return compare_chains(drafter, batch, rows, drafter.logits(hidden)[:, None])
 
-    row_losses = in_chunks(compared, rows_per_chunk(drafter, batch, 1), rows, hidden)  # [n, 1]
+    row_losses = in_chunks(compared, lesson.chunk, rows, hidden)  # [n, 1]
     total = settings.feature_weight * feature.sum() + settings.ce_weight * chosen_ce(row_losses, settings.ce).sum()
     metrics = {
         "feature": (float(feature.detach().sum()), float(len(rows))),
-        **metrics_by_step(row_losses, mask[rows]),
+        **metrics_by_step(row_losses, lesson.mask),
     }
     return Losses(total, metrics)
 
 
-def _hidden(drafter: Eagle, batch: TrainingBatch, features: Tensor, rows: Tensor) -> Tensor:
+def _hidden(lesson: Lesson, features: Tensor) -> Tensor:
     """[n, H] predicted features of the taught rows, in chunks that are computed again in the backward pass."""
-    embedded = drafter.target.embed(batch.tokens).to(features.dtype)
-    unroll = Unroll(drafter.network, batch, embedded, features)
-    parts = torch.split(rows, rows_per_chunk(drafter, batch, 1))
+    unroll = lesson.unroll(features)
+    parts = torch.split(lesson.rows, lesson.chunk)
     return torch.cat([checkpoint(unroll.hidden, part, 1, use_reentrant=False)[:, 0] for part in parts])
 
 

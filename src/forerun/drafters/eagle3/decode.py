@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Self, cast
 
 import torch
@@ -61,8 +60,9 @@ class Eagle3(ChainDrafter):
     def logits(self, hidden: Tensor) -> Tensor:
         return self.network.logits(hidden)
 
-    def plan_rows_per_token(self, lengths: Sequence[int]) -> float:  # noqa: ARG002 - each row at each step
-        return float(self.settings.ttt_steps)
+    @property
+    def chain_steps(self) -> int:
+        return int(self.settings.ttt_steps)
 
     def prepare(self, batch: TrainingBatch, generator: torch.Generator) -> Exercise:  # noqa: ARG002 - nothing is drawn
         return loss.prepare(batch)

@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from forerun.drafters.chain.unroll import (
-    Unroll,
-    chosen_ce,
-    compare_chains,
-    metrics_by_step,
-    rows_per_chunk,
-    taught,
-)
+from forerun.drafters.chain.lesson import Lesson
+from forerun.drafters.chain.unroll import chosen_ce, compare_chains, metrics_by_step
 from forerun.drafters.learned import Exercise, Losses, TrainingBatch
 from forerun.drafters.losses import RowLosses, in_chunks
 
@@ -30,17 +24,15 @@ def prepare(batch: TrainingBatch) -> Exercise:
 def losses(drafter: Eagle3, batch: TrainingBatch) -> Losses:
     """The sum over steps t and taught rows of decay^t times a cross entropy: of the target's law, or of the text."""
     steps, decay = drafter.settings.ttt_steps, drafter.settings.step_decay
-    mask = taught(batch, steps)
-    rows = mask.any(-1).nonzero()[:, 0]  # a row taught at no step is needed for its key and value alone
-    if len(rows) == 0:
-        return Losses(drafter.network.fc.weight.sum() * 0, {})
-    features = drafter.fuse(batch.features)
-    embedded = drafter.target.embed(batch.tokens).to(features.dtype)
-    unroll = Unroll(drafter.network, batch, embedded, features)
+    lesson = Lesson.of(drafter, batch, steps)
+    if len(lesson.rows) == 0:
+        return lesson.nothing
+    unroll = lesson.unroll(lesson.features)
 
     def compared(rows: Tensor) -> RowLosses:
         return compare_chains(drafter, batch, rows, drafter.logits(unroll.hidden(rows, steps)))
 
-    row_losses = in_chunks(compared, rows_per_chunk(drafter, batch, steps), rows)  # [n, steps]
-    weights = mask[rows] * decay ** torch.arange(steps, device=rows.device)
-    return Losses((chosen_ce(row_losses, drafter.settings.ce) * weights).sum(), metrics_by_step(row_losses, mask[rows]))
+    row_losses = in_chunks(compared, lesson.chunk, lesson.rows)  # [n, steps]
+    weights = lesson.mask * decay ** torch.arange(steps, device=lesson.rows.device)
+    total = (chosen_ce(row_losses, drafter.settings.ce) * weights).sum()
+    return Losses(total, metrics_by_step(row_losses, lesson.mask))

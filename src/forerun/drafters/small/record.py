@@ -32,15 +32,21 @@ def warn_of_another_target(folder: Path, target: Target) -> None:
     Raises:
         ModelError: there is a record, and it cannot be read.
     """
+    name, different = made_from(folder, target) or ("", [])
+    if different:
+        logger.warning("the drafter was distilled from %s; this target differs in %s", name, ", ".join(different))
+
+
+def made_from(folder: Path, target: Target) -> tuple[str, list[str]] | None:
+    """The target that the model in a folder was distilled from, and the parts in which this one differs from it; None:
+    there is no record of one, or this one is a table. ModelError: there is a record, and it cannot be read."""
     file = folder / RECORD
     if not isinstance(target, HFTarget) or not file.is_file():
-        return
+        return None
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
         name, parts = record["target_name"], record["target_fingerprint"]
         made_for = Fingerprint.from_dict(parts) if parts else None  # a table has none
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"--drafter: {file} cannot be read ({error!r}); remove it if the model is not ours") from error
-    different = [] if made_for is None else differences(made_for, fingerprint(target))
-    if different:
-        logger.warning("the drafter was distilled from %s; this target differs in %s", name, ", ".join(different))
+    return str(name), [] if made_for is None else differences(made_for, fingerprint(target))

@@ -107,6 +107,13 @@ class Dataset:
         return np.diff(self._offsets)
 
     @property
+    def chat_template(self) -> str | None:
+        """`template_hash` of the template that rendered it; None: it had a part in none of the samples (plain text)."""
+        template = self.manifest["template"]
+        # Data prepared before samples were counted do not say: they count as rendered, which is checked later on.
+        return str(template["hash"]) if template.get("rendered", 1) else None
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest sample."""
         return int(self.lengths.max())

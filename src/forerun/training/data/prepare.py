@@ -12,7 +12,7 @@ from forerun.errors import OptionError
 from forerun.target.fingerprint import template_hash, tokenizer_hash
 from forerun.target.outline import Outline
 from forerun.training.data.dataset import Sample
-from forerun.training.data.records import read_records
+from forerun.training.data.records import Chat, read_records
 from forerun.training.data.rendering import Rendering
 from forerun.training.data.report import Tally
 from forerun.training.data.samples import Choice, Samples
@@ -30,11 +30,13 @@ class Preparation:
     choice: Choice
     as_chat: bool = False
     records: int = 0
+    rendered: int = 0
+    """Samples that the chat template has a part in; the others are plain text."""
     dropped: Tally = field(default_factory=Tally)
 
     def again(self) -> Preparation:
         """The same pass, not begun."""
-        return replace(self, records=0, dropped=Tally())
+        return replace(self, records=0, rendered=0, dropped=Tally())
 
     def samples(self, advance: Callable[[], None] = lambda: None) -> Iterator[tuple[Sample, str]]:
         """Samples with their groups. `advance` is called after each record.
@@ -55,6 +57,7 @@ class Preparation:
     def _kept(self, maker: Samples, record: Any) -> Iterator[tuple[Sample, str]]:
         for one in maker.of(record):
             if isinstance(one, Sample):
+                self.rendered += isinstance(record.body, Chat)
                 yield one, record.group
             else:
                 name, dropped = one
@@ -67,12 +70,14 @@ class Preparation:
             "forerun": forerun.__version__,
             "target": self.target.name,
             "tokenizer": {"hash": tokenizer_hash(tokenizer), "size": tokenizer.size},
-            "template": {"hash": template_hash(tokenizer), "options": self.rendering.options},
+            "template": {
+                "hash": template_hash(tokenizer), "options": self.rendering.options, "rendered": self.rendered,
+            },
             "options": {**asdict(self.choice), "apply_chat_template": self.as_chat},
             "sources": list(self.sources.names),
             "records": self.records,
             "dropped": self.dropped.as_dict(),
-        }
+        }  # fmt: skip
 
 
 def write(

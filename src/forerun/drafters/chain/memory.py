@@ -1,0 +1,58 @@
+"""What a training pass of a chain holds: of every row its inputs, and one chunk of rows with all of their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from forerun.drafters.chain.unroll import columns_of_row
+from forerun.drafters.layers import kept_of_row
+from forerun.drafters.learned import Held
+from forerun.drafters.losses import COPIES, chunk_rows
+
+if TYPE_CHECKING:
+    from forerun.drafters.chain.decode import ChainDrafter
+
+KEPT, PASSING = 2, 2
+"""Float32 copies of the scores that each step keeps (1.5 with bfloat16 autocast), and that are on their way at the
+height of the backward pass: counted by torch's profiler, see the tests of plans."""
+
+
+def chain_memory(drafter: ChainDrafter, lengths: Sequence[int], steps: int, half: bool) -> list[Held]:
+    """Line by line.
+
+    Args:
+        drafter: any chain.
+        lengths: tokens of the samples of a pass.
+        steps: of every chain.
+        half: with bfloat16 autocast.
+    """
+    tokens, longest = sum(lengths), max(lengths)
+    attention, columns = drafter.network.attention, drafter.vocabulary.draft_size
+    taught = sum(max(0, length - 2) for length in lengths)  # the last two have nothing to predict
+    rows = min(taught, chunk_rows(columns_of_row(drafter, steps, longest, drafter.needs_normalizer)))
+    span = min(tokens, rows + longest)  # a chunk reads the sequences it lies in
+    config: Any = drafter.config
+    token, layer = _kept_of_token(drafter), kept_of_row(config.transformer_layer_config, half)
+    logits = COPIES * 4 * steps * columns
+    scores = round(4 * attention.heads * span * ((1.5 if half else KEPT) * steps + PASSING))
+    inputs = Held("inputs of all rows", tokens * token, f"{tokens:,} tokens x {token:,} bytes")
+    loss = Held(
+        "chunk of logits", rows * logits,
+        f"{COPIES} x {rows:,} rows x {steps} steps x {columns:,} x 4 bytes, computed again backwards",
+    )  # fmt: skip
+    chains = [
+        Held("scores of the chunk", rows * scores, f"{rows:,} rows x {scores:,} bytes"),
+        Held("layer of the chunk", rows * steps * layer, f"{rows:,} rows x {steps} steps x {layer:,} bytes"),
+    ]
+    if not drafter.losses_apart:
+        return [inputs, loss, *chains]
+    return [inputs, *max([loss], chains, key=lambda held: sum(one.size for one in held))]
+
+
+def _kept_of_token(drafter: ChainDrafter) -> int:
+    """Features as they are read (where that is not how they came), fused, embedded, normed or noised, side by side;
+    keys and values."""
+    attention, size = drafter.network.attention, drafter.target.hidden_size
+    read = 4 * size * len(drafter.taps) if drafter.target.dtype.itemsize != 4 else 0
+    return read + 24 * size + 8 * attention.kv_heads * attention.head_dim
