@@ -195,6 +195,22 @@ def test_hopeless_drafters_are_not_probed():
     assert tally.speedup == pytest.approx(1.0)
 
 
+def test_a_prefill_in_the_pass_is_no_reason_to_draft():
+    """Every row costs the same, so a draft row that is accepted with .8 costs more than it brings, however many rows of
+    prefill share the pass: those are paid anyway. Where rows are free up to 64 it pays beside a prefill too, unless
+    that fills them and the next row is dear."""
+    linear, free = {1: 1.0, 512: 512.0}, {1: 1.0, 64: 1.0, **{n: n - 63.0 for n in range(65, 513)}}
+    asks = [ask(i) for i in range(8)]
+
+    def drafts(curve, prefill_rows: int) -> bool:
+        scheduler = Scheduler(one_drafter(curve, serial(1e-6)), priors={"small": [0.8] * 4})
+        return any(plan.choices and not plan.probe for plan in scheduler.plan(asks, prefill_rows))
+
+    assert [drafts(linear, rows) for rows in (0, 8, 64, 400)] == [False] * 4
+    assert [drafts(free, rows) for rows in (0, 8, 24)] == [True] * 3
+    assert not drafts(free, 400)
+
+
 def test_an_unknown_drafter_is_tried_on_one_request_at_a_time():
     """Eight requests, a drafter whose card says it is useless: one probe a step, eight in all before it is charged."""
     known = one_drafter()

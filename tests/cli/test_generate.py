@@ -13,8 +13,8 @@ from forerun.sampling import Sampling
 
 GREEDY = ("--temperature", 0, "--max-tokens", 24)
 STATS = {
-    "drafter", "rounds", "drafted", "accepted", "emitted", "mean_accepted_length", "tokens_per_step",
-    "tokens_per_second",
+    "drafter", "rounds", "planned", "drafted", "verified", "accepted", "emitted", "mean_accepted_length",
+    "tokens_per_step", "tokens_per_second", "probes", "skipped_steps",
 }  # fmt: skip
 
 

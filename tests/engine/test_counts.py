@@ -86,7 +86,8 @@ def test_sp_6_rates_without_a_denominator_are_absent():
     assert set(nothing.as_dict()) == {
         "drafted", "verified", "accepted", "emitted", "discarded", "drafting_rounds", "target_steps",
         "invalid_drafts", "drafter_faults", "preemptions", "verified_by_position", "reached_by_position",
-        "accepted_by_position", "acceptance_by_position", "prefix_survival",
+        "accepted_by_position", "acceptance_by_position", "prefix_survival", "planned", "probes", "skipped_steps",
+        "predicted_accepted", "predicted_rejected",
     }  # fmt: skip
     assert mean_accepted_length_macro([nothing]) is None
     one, two = DecodingStats(), DecodingStats()

@@ -207,7 +207,9 @@ class Calibration:
                 found = f"has version {version!r}, this program reads {VERSION}"
                 raise OptionError("calibration", f"{found}; run `forerun calibrate` again")
             return cls([_table(entry) for entry in data["tables"]])
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except OptionError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise OptionError("calibration", f"is damaged ({error!r}); run `forerun calibrate` again") from None
 
 

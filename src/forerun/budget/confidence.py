@@ -43,8 +43,10 @@ class Confidences:
         return confidence if table is None else table.apply(position, confidence)
 
     def _table(self, drafter: str, key: CalibrationKey | None) -> Table | None:
+        if key is None or not self._fitted:
+            return None
         calibration = self._fitted.get(drafter)
-        return None if key is None or calibration is None else calibration.table(key)
+        return None if calibration is None else calibration.table(key)
 
 
 __all__ = ["Confidences"]

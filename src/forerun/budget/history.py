@@ -68,10 +68,12 @@ class _Counts:
         return cls(np.zeros(0), np.zeros(0))
 
     def add(self, reached: FloatArray, accepted: FloatArray, memory: float) -> None:
-        size = max(len(self.reached), len(reached))
-        fade = 1 - 1 / memory
-        self.reached = fade * _padded(self.reached, size) + _padded(reached, size)
-        self.accepted = fade * _padded(self.accepted, size) + _padded(accepted, size)
+        size, fade = len(reached), 1 - 1 / memory
+        if len(self.reached) < size:
+            self.reached, self.accepted = _padded(self.reached, size), _padded(self.accepted, size)
+        for mine, more in ((self.reached, reached), (self.accepted, accepted)):  # in place: at every round
+            mine *= fade
+            mine[:size] += more
 
 
 def _padded(values: FloatArray, size: int) -> FloatArray:

@@ -14,6 +14,8 @@ STEP = 0.5
 SMALLEST_STEP = 0.02
 MOST = 4.0
 """A shift stays within +-4 logits: .5 becomes .98 or .02."""
+EDGE = 1e-4
+"""How near to 0 and 1 a confidence is believed (a sigmoid in bfloat16 gives exactly 1 from 6.2 on)."""
 TRUSTED = 16.0
 """Verdicts on a position after which its confidences are half trusted."""
 
@@ -30,13 +32,22 @@ class OnlineCalibration:
         self._shared: defaultdict[str, float] = defaultdict(float)
         self._own: defaultdict[tuple[str, int], float] = defaultdict(float)
         self._verdicts: defaultdict[tuple[str, int], int] = defaultdict(int)
+        self._factors: dict[tuple[str, int], float] = {}
 
     def apply(self, drafter: str, position: int, confidence: float) -> float:
         """The corrected confidence of this position (from 1); unchanged, to the bit, before any verdict."""
-        shift = _bounded(self._shared[drafter] + self._own[drafter, position])
-        if shift == 0.0 or math.isnan(confidence):
+        factor = self._factors.get((drafter, position)) or self._factor(drafter, position)
+        if factor == 1.0 or math.isnan(confidence):
             return confidence
-        return 1 / (1 + math.exp(-(_logit(confidence) + shift)))
+        inside = min(max(confidence, EDGE), 1 - EDGE)  # a saturated one counts as one at its edge
+        odds = inside / (1 - inside) * factor
+        return odds / (1 + odds)
+
+    def _factor(self, drafter: str, position: int) -> float:
+        """On the odds; the same until the next verdict."""
+        factor = math.exp(_bounded(self._shared[drafter] + self._own[drafter, position]))
+        self._factors[drafter, position] = factor
+        return factor
 
     def record(self, drafter: str, position: int, confidence: float, accepted: bool) -> None:
         """The verdict on a position whose predecessors were all accepted; `confidence` as the drafter gave it."""
@@ -48,6 +59,7 @@ class OnlineCalibration:
         error = float(accepted) - self.apply(drafter, position, confidence)
         self._shared[drafter] = _bounded(self._shared[drafter] + step * error)
         self._own[key] = _bounded(self._own[key] + step * error)
+        self._factors.clear()
 
     def trust(self, drafter: str, position: int) -> float:
         """How far a corrected confidence of this position may stand in for a verdict, in [0, 1)."""
@@ -57,12 +69,6 @@ class OnlineCalibration:
 
 def _bounded(shift: float) -> float:
     return max(-MOST, min(MOST, shift))
-
-
-def _logit(probability: float) -> float:
-    """Bounded: a saturated sigmoid (bfloat16 gives exactly 1 from 6.2 on) counts as one at its edge."""
-    inside = min(max(probability, 1e-4), 1 - 1e-4)
-    return math.log(inside / (1 - inside))
 
 
 __all__ = ["OnlineCalibration"]

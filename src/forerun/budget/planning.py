@@ -86,6 +86,14 @@ class Load(NamedTuple):
     """Further rows in the same pass: prefill chunks, drafts that are settled already."""
     other_tokens: float = 0.0
     """Tokens that those are expected to bring."""
+    prefill_rows: int = 0
+    """Of the further rows, those of prefill chunks. They are paid once for each request, in this step or another, so
+    more tokens in a step do not save any of them."""
+
+    def prefill_seconds(self, verify: VerifyCost) -> float:
+        """What the prefill adds to a plain step: no cost of decoding. A draft row costs what it does beside it."""
+        rows = self.other_rows + self.requests
+        return verify.tokens(rows) - verify.tokens(rows - self.prefill_rows)
 
 
 class Outlook(NamedTuple):
@@ -138,6 +146,7 @@ def outlook(
     drafting = _at_once(requests, reach * float(chance.mean()) if count else 1.0)
     calls = costs.draft.table(requests, k)[:, round(asked)] / asked  # [K + 1]
     passes = costs.verify.tokens.at(load.other_rows + requests + drafting * rows)  # [K + 1]
+    passes = passes - load.prefill_seconds(costs.verify)
     passes = passes[0] / requests + (passes - passes[0]) / drafting
     far, near = costs.draft.context.at(contexts), costs.verify.context.at(contexts)
     drafts = (calls + far.request[:, None] * (rows > 0) + far.row[:, None] * rows) / chance[:, None]
@@ -219,7 +228,8 @@ def share(load: Load, verify: VerifyCost, drafts: Mapping[str, DraftCost], bids:
     is looked at, so a dear first row does not end the search, and the rows up to a step edge come by themselves.
     """
     extra = verify.context.at([bid.context for bid in bids])
-    plain = verify.tokens(load.other_rows + load.requests) + float((extra.request + extra.row).sum())
+    plain = verify.tokens(load.other_rows + load.requests - load.prefill_rows)
+    plain += float((extra.request + extra.row).sum())
     rows, positions, survival, charge = _candidates(bids, drafts, extra.row, len(bids) / plain)
     weight = np.array([bid.weight for bid in bids])[rows]
     first = load.other_rows + load.requests

@@ -102,7 +102,7 @@ def choose(rows: Sequence[DraftRow], seconds: FloatArray, policy: Policy, past: 
     Raises:
         OptionError: `global` on rows it would bias.
     """
-    check_policy(policy, [row.exposure for row in rows])
+    check_policy(policy, [row.exposure for row in rows if row.confidence])
     if policy in ("fixed", "threshold"):
         return [row.until_threshold for row in rows]
     candidates = [() if row.whole else row.confidence[: row.until_threshold] for row in rows]

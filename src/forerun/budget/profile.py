@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from forerun.budget.costs import ContextCost, Costs, DraftCost, VerifyCost
@@ -34,6 +34,8 @@ class Profile:
     verify: VerifyCost
     drafts: Mapping[str, DraftCost]
     """By drafter, as the scheduler is told of them."""
+    models: Mapping[str, str] = field(default_factory=dict)
+    """By drafter, the model it was measured with; a drafter without one is left out."""
 
     def costs(self, drafter: str) -> Costs:
         """Of the target with one drafter. OptionError if that one was not measured."""
@@ -46,7 +48,8 @@ class Profile:
         """JSON text, the same for the same profile."""
         drafts = {name: _draft_json(cost) for name, cost in sorted(self.drafts.items())}
         verify = {"tokens": asdict(self.verify.tokens), "context": asdict(self.verify.context)}
-        data = {"version": VERSION, "key": asdict(self.key), "verify": verify, "drafts": drafts}
+        models = dict(sorted(self.models.items()))
+        data = {"version": VERSION, "key": asdict(self.key), "verify": verify, "drafts": drafts, "models": models}
         return json.dumps(data, indent=1)
 
     @classmethod
@@ -63,8 +66,11 @@ class Profile:
         data = _parsed(text)
         try:
             drafts = {str(name): _draft(value) for name, value in data["drafts"].items()}
-            profile = cls(ProfileKey(**data["key"]), _verify(data["verify"]), drafts)
-        except (KeyError, TypeError, AttributeError) as error:
+            models = {str(name): str(model) for name, model in data.get("models", {}).items()}
+            profile = cls(ProfileKey(**data["key"]), _verify(data["verify"]), drafts, models)
+        except OptionError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise OptionError("profile", f"is damaged ({error!r}); measure again with `forerun profile`") from None
         if key is not None and key != profile.key:
             raise OptionError("profile", f"{_difference(profile.key, key)}; measure again with `forerun profile`")

@@ -47,6 +47,8 @@ class _Step:
     """By request and drafter: the slot that was not drafted, and its calibrated confidence."""
     lengths: dict[int, int] = field(default_factory=dict)
     """Draft tokens verified."""
+    given: dict[int, list[float]] = field(default_factory=dict)
+    """Calibrated confidences of the drafts, as they were chosen by."""
 
 
 class Scheduler:
@@ -96,7 +98,8 @@ class Scheduler:
         Raises:
             OptionError: a drafter of which the profile has no costs.
         """
-        step = self._step = _Step(Load(len(asks), other_rows), {ask.request_id: ask for ask in asks})
+        load = Load(len(asks), other_rows, prefill_rows=other_rows)
+        step = self._step = _Step(load, {ask.request_id: ask for ask in asks})
         if self._costs is None or not self.adapts:
             plans = [_as_configured(ask) for ask in asks]
         else:
@@ -157,7 +160,8 @@ class Scheduler:
         if drafter is None:
             return DraftRow(request, 0, (), draft.exposure)
         plan, threshold = self._step.plans[request], self._step.asks[request].confidence_threshold
-        confidence = self._calibrated(draft) or self._by_history(request, drafter, draft.count)
+        confidence = self._step.given[request] = self._calibrated(draft)
+        confidence = confidence or self._by_history(request, drafter, draft.count)
         return DraftRow(request, _planned(plan, drafter), confidence, draft.exposure, threshold, plan.probe)
 
     def _calibrated(self, draft: Drafted) -> list[float]:
@@ -178,7 +182,8 @@ class Scheduler:
         return Expected(draft.request_id, draft.drafter, promise.survival[:planned])
 
     def _seconds(self, drafts: Sequence[Drafted], rows: Sequence[DraftRow]) -> FloatArray:
-        """[N + 1] of the step with 0 .. N draft rows. Of the planned lengths: the drafted ones may know tokens."""
+        """[N + 1] of the step with 0 .. N draft rows, without its prefill. Of the planned lengths: the drafted ones may
+        know tokens."""
         assert self._costs is not None
         profile, contexts = self._costs.now, [self._step.asks[row.request_id].context for row in rows]
         drafting = 0.0
@@ -190,7 +195,7 @@ class Scheduler:
         extra = profile.verify.context.at(contexts)
         per_row = float(extra.row.mean()) if len(rows) else 0.0
         first = self._step.load.other_rows + fixed
-        passes = profile.verify.tokens.over(first, first + most)
+        passes = profile.verify.tokens.over(first, first + most) - self._step.load.prefill_seconds(profile.verify)
         return drafting + passes + float(extra.request.sum()) + per_row * np.arange(fixed, fixed + most + 1)
 
     # -------------------------------------------------------------------------------------------------- after the step
@@ -218,7 +223,7 @@ class Scheduler:
 
     def _learn(self, judged: Judged, drafter: str) -> None:
         draft, request = judged.draft, judged.draft.request_id
-        given = self._calibrated(draft)
+        given = self._step.given[request] if request in self._step.given else self._calibrated(draft)
         outcome = self._outcome(request, drafter, given, judged.verified, judged.accepted)
         self.history.record(drafter, request, outcome)
         if given:

@@ -108,7 +108,7 @@ def _fallbacks(
     rest = 1 - 1 / load.requests  # this request has no rows of theirs
     rows = rest * sum(float(other.match @ seen.length) for other, seen in others)
     tokens = rest * sum(float(other.match @ seen.drafted) for other, seen in others)
-    beside = Load(load.requests, load.other_rows + round(rows), load.other_tokens + tokens)
+    beside = load._replace(other_rows=load.other_rows + round(rows), other_tokens=load.other_tokens + tokens)
     seen = one.outlook(beside, profile, reach=reach)
     return list(zip(seen.length.tolist(), seen.gain.tolist(), strict=True))
 

@@ -164,12 +164,16 @@ def _as_object(place: Place, completion: Completion) -> dict[str, Any]:
         "stats": {
             "drafter": completion.drafter,
             "rounds": stats.target_steps,
+            "planned": stats.planned,
             "drafted": stats.drafted,
+            "verified": stats.verified,
             "accepted": stats.accepted,
             "emitted": stats.emitted,
             "mean_accepted_length": stats.mean_accepted_length,
             "tokens_per_step": stats.tokens_per_step,
             "tokens_per_second": completion.tokens_per_second,
+            "probes": stats.probes,
+            "skipped_steps": stats.skipped_steps,
         },
     }
     if completion.logprobs is not None:

@@ -8,6 +8,10 @@ _COUNT = "here it is --num-speculative-tokens"
 _LOSSY = "refused: accepting by a threshold would change the output; verification here is always exact"
 _LENGTH = "here it is --max-model-len"
 _NEW_TOKENS = "here it is --max-tokens"
+_CONFIDENCE = (
+    "here it is --speculative-config.confidence_threshold, compared with the chance that token k is accepted as it is "
+    "known before the token is drawn: cutting by the drawn token's own probability would change the output"
+)
 _TREE = "drafts are chains here: top-k is 1 and the number of steps is --num-speculative-tokens"
 
 FLAGS = {
@@ -20,6 +24,9 @@ FLAGS = {
     "--speculative-eagle-topk": _TREE,
     "--speculative-accept-threshold-single": _LOSSY,
     "--speculative-accept-threshold-acc": _LOSSY,
+    "--speculative-dspark-confidence-threshold": _CONFIDENCE,
+    "--speculative-dspark-sps-table-path": "here it is --speculative-config.confidence_cost_table_path",
+    "--speculative-dspark-confidence-sts-path": "here it is --speculative-config.confidence_calibration_path",
     "--context-length": _LENGTH,
     "--model-path": "here it is --target",
     "--mem-fraction-static": "here it is --kv-cache-memory-bytes",
@@ -34,8 +41,8 @@ FLAGS = {
     "--draft": _COUNT,
     "--spec-draft-n-min": "here it is --speculative-config.min_draft",
     "--draft-min": "here it is --speculative-config.min_draft",
-    "--spec-draft-p-min": "not built: drafts are not cut by confidence in this version",
-    "--draft-p-min": "not built: drafts are not cut by confidence in this version",
+    "--spec-draft-p-min": _CONFIDENCE,
+    "--draft-p-min": _CONFIDENCE,
     "--n-predict": _NEW_TOKENS,
     "--predict": _NEW_TOKENS,
     "--ctx-size": _LENGTH,
@@ -52,6 +59,8 @@ FLAGS = {
     "--num-assistant-tokens": _COUNT,
     "--prompt-lookup-num-tokens": "here it is --drafter ngram --num-speculative-tokens",
     "--max-matching-ngram-size": "here it is --speculative-config.prompt_lookup_max",
+    "--assistant-confidence-threshold": _CONFIDENCE,
+    "--num-assistant-tokens-schedule": "here it is --policy; constant is fixed",
     "--max-new-tokens": _NEW_TOKENS,
     "--min-new-tokens": "here it is --min-tokens",
     "--do-sample": "sampling is on unless --temperature 0",

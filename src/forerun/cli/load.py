@@ -38,17 +38,23 @@ def with_drafters(flags: EngineFlags, doing: str) -> EngineFlags:
         return flags
     drafter = "ngram,small" if flags.target == "embedded" else "ngram"
     notes().print(f"--drafter was not given: {doing} {drafter}")
-    return dataclasses.replace(flags, drafter=drafter)
+    return dataclasses.replace(flags, drafter=[drafter])
 
 
 def load_with(flags: EngineFlags, configs: Sequence[SpeculativeConfig], up_to: int | None = None) -> Engine:
-    """An engine over a target of its own, with these drafters instead of those of the flags."""
+    """An engine over a target of its own, with these drafters instead of those of the flags.
+
+    Where K is given by `up_to`, it is what is wanted: nothing adapts unless a policy was asked for.
+    """
     from forerun.engine import Engine, EngineOptions
     from forerun.engine.load import drafting_up_to
+    from forerun.engine.tuning import scheduling_of
 
-    target = load_target_of(flags)
+    options, target = EngineOptions.of(flags.options()), load_target_of(flags)
     loaded = load_drafters_of(flags, target, configs)
-    return Engine(target, loaded if up_to is None else drafting_up_to(loaded, up_to), EngineOptions.of(flags.options()))
+    if up_to is not None:
+        loaded = drafting_up_to(loaded, up_to)
+    return Engine(target, loaded, options, scheduling=scheduling_of(target, loaded, options, look_up=up_to is None))
 
 
 def load_target_of(flags: EngineFlags) -> HFTarget:

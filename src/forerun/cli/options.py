@@ -93,7 +93,8 @@ class EngineFlags:
         str, _engine("Directory, .gguf file, hub id, or 'embedded' (the default).", "--target", "--model")
     ] = "embedded"
     drafter: Annotated[
-        str | None, _engine("vanilla, ngram, small, a model, or several: 'ngram,small'. Default: plain; verify picks.")
+        list[str] | None,
+        _engine("vanilla, ngram, small, a model; several: repeated, or 'ngram,small'. Default: plain; verify picks."),
     ] = None
     num_speculative_tokens: Annotated[int | None, _engine("K, the most tokens drafted per round.")] = None
     speculative_config: Annotated[
@@ -105,6 +106,15 @@ class EngineFlags:
         _engine("One key of it: --speculative-config.prompt_lookup_max 4.", DOTTED, metavar="VALUE"),
     ] = None
     verify_mode: Annotated[str | None, _engine("rejection (default) or coupled: one seed, one text.")] = None
+    policy: Annotated[
+        str | None,
+        _engine("How much to draft and verify: delayed (default where profiled), fixed, threshold, prefix, global."),
+    ] = None
+    min_predicted_gain: Annotated[float | None, _engine("Gain below which nothing is drafted; default 0.04.")] = None
+    calibration_cache: Annotated[
+        str | None,
+        _engine("Where measured costs are kept; off: not used. Default: under FORERUN_CACHE.", metavar="DIR|off"),
+    ] = None
     dtype: Annotated[str | None, _engine("auto (default), float32, bfloat16 or float16.")] = None
     device: Annotated[str | None, _engine("auto (default), cpu, cuda or mps.")] = None
     threads: Annotated[int | None, _engine("CPU threads.")] = None
@@ -129,10 +139,11 @@ class EngineFlags:
         """
         from forerun.drafters.config import parse_configs
 
-        if self.drafter is not None and self.speculative_config is not None:
+        if self.drafter and self.speculative_config is not None:
             raise OptionError("--drafter", "give either this or --speculative-config")
         dotted = dict(_dotted_item(item) for item in self.speculative_config_key or ())
-        configs = parse_configs(self.drafter if self.speculative_config is None else self.speculative_config)
+        named: Sequence[str | None] = self.drafter or [self.speculative_config]
+        configs = [config for one in named for config in parse_configs(one)]
         if not dotted:
             return configs
         if len(configs) > 1:

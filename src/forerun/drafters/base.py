@@ -90,6 +90,11 @@ class Drafter(ABC):
     """Longest draft it can make (the trained block); None: no limit."""
     window: int | None = None
     """Positions it has; None: no limit of its own."""
+    deterministic: bool = False
+    """Whether every draft is a point mass (no law is reported, at any temperature): then its length may be chosen in
+    any way without changing the output."""
+    blind: bool = False
+    """Whether its confidences depend on no token drawn in the same round. The same holds then."""
 
     @classmethod
     def load(cls, options: Mapping[str, Any], context: LoadContext) -> Self:  # noqa: ARG003 - most need no context
@@ -111,7 +116,15 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, views: Sequence[DraftView], keep_drafting: KeepDrafting) -> Proposal:
-        """One draft per view, of at most `view.k` tokens; an empty draft is plain decoding."""
+        """One draft per view, of at most `view.k` tokens; an empty draft is plain decoding.
+
+        A draft may come with a confidence for each token: c_k in [0, 1], an estimate of P(x_k accepted | x_<k
+        accepted). It may know the history and x_<k, and nothing of x_k: what is verified is decided by it, and a
+        decision about a token that looks at the token changes the law of the output (methods, 8.3). Point masses are
+        functions of the history, so theirs may know anything. Without confidences the history of acceptance stands in.
+
+        Tokens are handed over as Python ints: what a GPU was asked to do for them is done when this returns.
+        """
 
     def commit(self, accepted: Sequence[Accepted]) -> None:  # noqa: B027
         """Rows that became final. Whatever the drafter holds beyond `end` is void."""

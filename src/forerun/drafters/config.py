@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from forerun.budget.policy import Policy
 from forerun.drafters import DRAFTERS, canonical, drafter_class
 from forerun.drafters.base import Drafter, LoadContext
 from forerun.errors import ModelError, OptionError, nearest
@@ -40,6 +41,18 @@ FOREIGN = {
     "spec_draft_n_min": "min_draft",
     "decoding_type": "method",
     "draft_len_schedule": "num_speculative_tokens_per_batch_size",
+    "max_concurrency": "num_speculative_tokens_per_batch_size (K 0 from there on)",
+    "draft_p_min": "confidence_threshold (compared with c_k, known before token k is drawn)",
+    "spec_draft_p_min": "confidence_threshold (compared with c_k, known before token k is drawn)",
+    "assistant_confidence_threshold": "confidence_threshold (compared with c_k, known before token k is drawn)",
+    "speculative_dspark_confidence_threshold": "confidence_threshold",
+    "speculative_dspark_sps_table_path": "confidence_cost_table_path (a file of `forerun profile`)",
+    "speculative_dspark_confidence_sts_path": "confidence_calibration_path (a file of `forerun calibrate`)",
+    "confidence_min_predicted_gain": "min_predicted_gain",
+    "acceptance_rate_threshold": "min_predicted_gain (a gain is predicted from acceptance and measured costs)",
+    "acceptance_rate_window_size": "min_predicted_gain (a gain is predicted from acceptance and measured costs)",
+    "num_assistant_tokens_schedule": "policy (constant: fixed)",
+    "enable_adaptive_verification": "policy (false: fixed)",
 }
 """Spellings of other engines -> ours, for the error message."""
 
@@ -62,9 +75,19 @@ class SpeculativeConfig(BaseModel):
     """greedy: the draft law is one-hot at any temperature."""
     rejection_sample_method: Literal["standard"] = "standard"
     verify_mode: VerifyMode | None = None
-    policy: Literal["fixed"] = "fixed"
+    policy: Policy | None = None
+    """How much is drafted and verified, for all drafters of an engine; None: `delayed` where costs were measured."""
     min_draft: int = Field(default=0, ge=0)
     """A planned K below this becomes 0 before anything is drafted."""
+    min_predicted_gain: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Predicted gain below which a request is not drafted for; of all drafters of an engine."""
+    confidence_threshold: float | None = Field(default=None, ge=0, le=1)
+    """Neither draft nor verify from the first c_k below it on, c_k being known before token k is drawn; of all drafters
+    of an engine. 0 is off."""
+    confidence_cost_table_path: str | None = None
+    """A file that `forerun profile` wrote, instead of the one found for this machine; of all drafters of an engine."""
+    confidence_calibration_path: str | None = None
+    """A file that `forerun calibrate` wrote, instead of `calibration.json` in the drafter's folder."""
     prompt_lookup_max: int | None = Field(default=None, ge=1)
     prompt_lookup_min: int | None = Field(default=None, ge=1)
     max_model_len: int | None = Field(default=None, ge=1)
@@ -186,9 +209,17 @@ _SHARED = frozenset(
         "verify_mode",
         "policy",
         "min_draft",
+        "min_predicted_gain",
+        "confidence_threshold",
+        "confidence_cost_table_path",
+        "confidence_calibration_path",
     }
 )
 """Keys the engine reads itself."""
+
+
+ENGINE_WIDE = ("policy", "min_predicted_gain", "confidence_threshold", "confidence_cost_table_path")
+"""Keys of scheduling, which belongs to the engine: given once, or alike."""
 
 
 def parse_config(value: str | Mapping[str, Any] | SpeculativeConfig) -> SpeculativeConfig:
@@ -256,5 +287,22 @@ def parse_configs(
     if isinstance(value, str) and {canonical(name) for name in value.split(",")} <= {*DRAFTERS, *NOT_BUILT}:
         value = value.split(",")
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [parse_config(item) for item in value]
+        configs = [parse_config(item) for item in value]
+        for key in ENGINE_WIDE:
+            agreed(key, configs)
+        return configs
     return [parse_config(value)]
+
+
+def agreed(key: str, configs: Sequence[SpeculativeConfig], own: Any = None) -> Any:
+    """The value of a key that all drafters of an engine share, `own` being the engine's; None if nobody gives one.
+
+    Raises:
+        OptionError: they contradict each other.
+    """
+    given = [own, *(getattr(config, key) for config in configs)]
+    values = list(dict.fromkeys(value for value in given if value is not None))
+    if len(values) > 1:
+        said = ", ".join(repr(value) for value in values)
+        raise OptionError(key, f"drafters of one engine need the same one, got {said}; give it once")
+    return values[0] if values else None

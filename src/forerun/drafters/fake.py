@@ -22,6 +22,7 @@ class Oracle(Drafter):
     """Proposes exactly what plain decoding will emit."""
 
     name = "oracle"
+    deterministic = True
 
     def __init__(self, known: Known):
         self.known = {tuple(prompt): list(output) for prompt, output in known.items()}
@@ -81,6 +82,7 @@ class Script(Drafter):
     """Proposes what a function of the view returns."""
 
     name = "script"
+    deterministic = True
 
     def __init__(self, guess: Callable[[DraftView], Sequence[int]]):
         self._guess = guess

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from forerun import budget
+from forerun.budget.planning import Plan
 from forerun.engine.request import Request
 from forerun.errors import OptionError
 from forerun.target.base import BLOCK_SIZE
@@ -43,7 +45,13 @@ class Work:
 
     request: Request
     count: int
-    k: int = 0
+    plan: Plan | None = None
+    """Which drafters it asks, for how much; None: a prefill, which asks none."""
+
+    @property
+    def k(self) -> int:
+        """The longest draft it may make."""
+        return 0 if self.plan is None else self.plan.k
 
     @property
     def is_round(self) -> bool:
@@ -51,8 +59,9 @@ class Work:
         return self.count == self.request.pending
 
 
-DraftLength = Callable[[Request, int, int], int]
-"""(request, running requests, rows left to it) -> K that policy, request and window allow."""
+PlanStep = Callable[[Sequence[Request], int, int], Sequence[Plan]]
+"""`plan(requests, rows_left, other_rows)`: a plan for each of the decoding requests of a step, of which each may use so
+many rows beside its anchor, while so many rows of prefill are expected in the same pass."""
 
 
 class Admission:
@@ -70,30 +79,38 @@ class Admission:
         self.pool = pool
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.joining = 0
+        """Requests that will be admitted in the step that is planned, as far as can be told."""
         self._on_preempt = on_preempt
         self._reclaim = reclaim
 
-    def choose(self, draft_length: DraftLength) -> list[Work]:
+    def choose(self, plan: PlanStep) -> list[Work]:
         """The work of the next step. Decoding requests come first, then running prefills, then new requests.
 
         A request that needs a block when none is free takes those of the latest admitted request, which is preempted:
         it goes back to the front of the queue and its rows are computed again, with nothing sampled on the way.
         """
-        works = self._decodes(draft_length)
+        works = self._decodes(plan)
         left = self.limits.max_num_batched_tokens - sum(work.count + work.k for work in works)
-        for request in [r for r in self.running if r.prefill > 0]:
+        prefills = [r for r in self.running if r.prefill > 0]
+        for place, request in enumerate(prefills, 1):
+            others = place < len(prefills) or self._seats(1)
             if left > 0 and request in self.running and self._make_room(request, request.rows + 1, works):
-                works.append(self._prefill(request, left))
+                works.append(self._prefill(request, _share(left, others)))
                 left -= works[-1].count
-        while left > 0 and self.waiting and len(self.running) < self.limits.max_num_seqs:
-            request = self.waiting[0]
-            if not self._can_admit(request, left):
+        while left > 0 and self._seats(1):
+            request, share = self.waiting[0], _share(left, self._seats(2))
+            if not self._can_admit(request, share):
                 break
             self.running.append(self.waiting.popleft())
-            works.append(self._prefill(request, left))
+            works.append(self._prefill(request, share))
             left -= works[-1].count
         assert works or not self.running, "running requests but nothing to do"
         return works
+
+    def _seats(self, place: int) -> bool:
+        """Whether there is a request at this place of the queue, from 1, and a seat for it."""
+        return min(len(self.waiting), self.limits.max_num_seqs - len(self.running)) >= place
 
     def _can_admit(self, request: Request, left: int) -> bool:
         """Whether its first chunk fits and leaves every running request its next block: else it would be preempted."""
@@ -117,19 +134,33 @@ class Admission:
         self._on_preempt(holder)
         return True
 
-    def _decodes(self, draft_length: DraftLength) -> list[Work]:
+    def _decodes(self, plan: PlanStep) -> list[Work]:
         decoding = [request for request in self.running if request.prefill == 0]
         works: list[Work] = []
         if not decoding:
             return works
-        share = self._row_share(len(decoding))
-        for request in decoding:
-            if request in self.running:
-                # Room for the drafts as well: a K cut to what is free would make the text depend on batch-mates.
-                k = draft_length(request, len(self.running), share - 1)
-                if self._make_room(request, request.rows + 1 + k, works):
-                    works.append(Work(request, 1, k))
+        rows_left = self._row_share(len(decoding)) - 1
+        # All of them before any gets its room: who drafts how much is decided for the step as a whole.
+        plans = plan(decoding, rows_left, self._look_ahead(len(decoding)))
+        for request, own in zip(decoding, plans, strict=True):
+            # Room for the drafts as well: a K cut to what is free would make the text depend on batch-mates.
+            if request in self.running and self._make_room(request, request.rows + 1 + own.k, works):
+                works.append(Work(request, 1, own))
         return works
+
+    def _look_ahead(self, decoding: int) -> int:
+        """Rows of prefill to expect beside so many decoding requests, and in `joining` the new requests among them; how
+        many rows the drafts will leave is not known yet."""
+        left = most = self.limits.max_num_batched_tokens - decoding
+        left -= min(left, sum(request.prefill for request in self.running))
+        self.joining = 0
+        for request in islice(self.waiting, self.limits.max_num_seqs - len(self.running)):
+            rows = request.rows + min(request.prefill, left) + (len(self.running) + self.joining) * BLOCK_SIZE
+            if left == 0 or not self.pool.can_grow(request.blocks, rows):
+                break  # it waits for its turn, or for memory
+            left -= min(request.prefill, left)
+            self.joining += 1
+        return most - left
 
     def _row_share(self, decoding: int) -> int:
         """Rows each decoding request may use; a quarter of the step is kept for prefill while some is waiting."""
@@ -179,6 +210,11 @@ class Admission:
     def audit(self, kept: list[list[int]]) -> None:
         """Asserts that free + used is the total and every used block belongs to a request or a kept conversation."""
         self.pool.audit([r.blocks for r in (*self.running, *self.waiting)] + kept)
+
+
+def _share(left: int, others: bool) -> int:
+    """Rows that one prompt may take of a step: a quarter is for those behind it, so that a long one starves nobody."""
+    return max(1, left * 3 // 4) if others else left
 
 
 def draft_room(request: Request, window: int, rows_left: int, drafter_window: int | None) -> budget.Room:

@@ -12,13 +12,18 @@ from typing import Any
 from forerun.engine.engine import Engine
 from forerun.engine.intake import Prompt, Speculative
 from forerun.engine.request import Chunk, Completion, Request
+from forerun.engine.scoring import Scoring
 from forerun.errors import EngineClosed, RequestCancelled
-from forerun.sampling import Sampling
+from forerun.sampling import Sampling, TokenLogprob
 
 logger = logging.getLogger("forerun")
 
 MOST_UNREAD = 4096
 """Chunks per sample that may wait for a slow reader before its requests are cancelled; memory would grow otherwise."""
+
+
+WAIT_FOR_MEMORY = 0.01
+"""Seconds between two looks whether KV memory is free."""
 
 
 class AsyncEngine:
@@ -102,6 +107,7 @@ class AsyncEngine:
         *,
         speculative: Speculative = None,
         prediction: str | None = None,
+        priority: int = 0,
     ) -> AsyncIterator[Chunk]:
         """Yields what each step adds. Leaving the iteration cancels what is unfinished before the next step.
 
@@ -113,7 +119,12 @@ class AsyncEngine:
 
         def submit() -> None:
             reader.requests += self.engine.submit(
-                prompts, sampling, speculative=speculative, prediction=prediction, listener=reader.listen
+                prompts,
+                sampling,
+                speculative=speculative,
+                prediction=prediction,
+                priority=priority,
+                listener=reader.listen,
             )
 
         try:
@@ -139,6 +150,35 @@ class AsyncEngine:
         chunks = self.stream(prompts, sampling, speculative=speculative, prediction=prediction)
         done = [chunk.completion async for chunk in chunks if chunk.completion is not None]
         return sorted(done, key=lambda completion: (completion.prompt_index, completion.sample_index))
+
+    async def score(self, tokens: Sequence[int], top: int = 0) -> list[TokenLogprob]:
+        """Log-probabilities of every token of a text behind the first, and of the `top` best ones there.
+
+        Raises:
+            PromptError: a token outside the vocabulary, or more than the KV memory holds. EngineClosed.
+        """
+        made: list[Scoring] = []
+
+        def begin() -> None:
+            made.append(Scoring(self.engine.core, self.engine.intake, tokens, top))
+
+        def end() -> None:
+            for scoring in made:
+                scoring.close()
+
+        try:
+            await self._call(begin)
+            while not made[0].done:
+                if not await self._call(made[0].step):
+                    await asyncio.sleep(WAIT_FOR_MEMORY)
+            return made[0].values
+        finally:
+            self._commands.put(end)
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Runs a function between two steps, on the engine's thread: the only place where its state may be looked at as
+        a whole."""
+        return await self._call(function)
 
     async def close(self) -> None:
         """Cancels everything and ends the engine's thread."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from forerun.drafters.base import Accepted
 from forerun.engine.intake import Ask, Prompt, Speculative
 from forerun.engine.request import Chunk, Completion, Request
 from forerun.errors import EngineClosed, OptionError
@@ -75,7 +74,7 @@ class Conversation:
         request.rows = shared
         self._tokens = request.tokens[: shared + 1]
         core.pool.shrink(request.blocks, shared)
-        core.cut_drafters(Accepted(self._id, shared, shared, None))
+        core.cut_drafters(self._id, shared)
 
     def close(self) -> None:
         """Cancels an open turn and frees what was kept."""

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forerun.drafters.base import Accepted
+from forerun.budget.planner import SchedulerOptions
+from forerun.budget.planning import Plan
+from forerun.budget.rounds import DraftTime
+from forerun.budget.scheduler import Scheduler
 from forerun.engine.admission import Admission, Limits, Work
+from forerun.engine.drafting import Drafters, FinalRows
 from forerun.engine.judge import Outcome, Round, judge
-from forerun.engine.propose import LoadedDrafter, follow, forget, logger, plan_length, propose
-from forerun.engine.request import Request
+from forerun.engine.propose import Clock, LoadedDrafter, Proposed, logger
+from forerun.engine.request import Progress, Request
+from forerun.engine.schedule import RoundListener, RoundReport, Schedule, Scheduling
 from forerun.sampling import NOTHING, logprobs, undrawable
 from forerun.target.base import Batch, Forward, Segment, Target
 from forerun.target.blocks import BlockPool
@@ -22,13 +27,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Progress:
-    """What a step did to one request."""
+class Part:
+    """One request's part of a step."""
 
-    request: Request
-    token_ids: list[int] = field(default_factory=list)
-    from_draft: list[bool] = field(default_factory=list)
-    rejected: list[int] = field(default_factory=list)
+    work: Work
+    proposed: Proposed
+    draft: Draft
+    """What is verified: the chosen beginning of what was proposed."""
+    outcome: Outcome | None = None
+    """None before the verdict, and where a prefill goes on."""
 
 
 class EngineCore:
@@ -36,86 +43,113 @@ class EngineCore:
 
     Args:
         target: already allocated for `num_blocks`, like every drafter.
-        loaded: drafters in the order they are asked; empty: plain decoding.
+        loaded: drafters in the order they were configured; empty: plain decoding.
         num_blocks: KV blocks of the target and of every drafter.
+        scheduling: who decides how much is drafted and verified; None: all of it, as configured.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, target: Target, loaded: Sequence[LoadedDrafter], limits: Limits, num_blocks: int):
+    def __init__(
+        self,
+        target: Target,
+        loaded: Sequence[LoadedDrafter],
+        limits: Limits,
+        num_blocks: int,
+        scheduling: Scheduling | None = None,
+        clock: Clock | None = None,
+    ):
         self.target = target
-        self.loaded = list(loaded)
+        self._clock = clock or time.perf_counter
+        self.drafters = Drafters(loaded, target, self._clock)
+        fixed = Scheduling(Scheduler(options=SchedulerOptions(policy="fixed")))
+        self.schedule = Schedule(scheduling or fixed, self.drafters, target.window)
+        self.on_round: RoundListener | None = None
         self.pool = BlockPool(num_blocks)
         self.kept: dict[int, list[int]] = {}  # block tables that idle conversations hold, by their request id
         self.admission = Admission(limits, self.pool, self._on_preempt, self._reclaim)
-        self._taps = tuple(sorted({h for entry in loaded for h in entry.drafter.taps}))
+
+    @property
+    def loaded(self) -> list[LoadedDrafter]:
+        return self.drafters.loaded
 
     @property
     def busy(self) -> bool:
         return bool(self.admission.running or self.admission.waiting)
 
     def add(self, request: Request) -> None:
-        self.admission.waiting.append(request)
+        """Behind every waiting request of its own priority."""
+        waiting = self.admission.waiting
+        later = (place for place, other in enumerate(waiting) if other.priority > request.priority)
+        waiting.insert(next(later, len(waiting)), request)
 
     def step(self) -> list[Progress]:
         """One pass of the target over whatever can run; what it did to each request that reached a token.
 
         If the target itself raises, the requests of this step fail with that error and the others go on.
         """
-        works = self.admission.choose(self._draft_length)
+        works = self.admission.choose(self._plan)
         if not works:
             return []
-        now = time.perf_counter()
+        now = self._clock()
         for work in works:
-            work.request.started = work.request.started or now
-        drafts = propose(self.loaded, works, len(self.admission.running), self.target)
+            if work.request.started is None:
+                work.request.started = now
+        proposed, calls = self.drafters.propose(works, self.schedule.keep_drafting)
         try:
-            forward = self._run(works, drafts)
-            verdicts = self._judge(works, drafts, forward.logits)
+            lengths = self.schedule.choose(works, proposed)
+            parts = [
+                Part(work, one, one.draft.truncate(length))
+                for work, one, length in zip(works, proposed, lengths, strict=True)
+            ]
+            start = self._clock()
+            forward = self._run(parts)
+            self._judge(parts, forward.logits)
+            # Verdicts are ints on the host (`tolist` of accepted and next token), so a GPU is done with the pass. What
+            # drafters compute to follow it is not waited for: it lands in the next call that waits.
+            seconds = self._clock() - start
         except Exception as error:
             logger.error("a step failed; its %d requests fail with it", len(works), exc_info=True)
             return [self.fail(work.request, error) for work in works]
-        return self._settle(works, drafts, forward, verdicts)
+        return self._settle(parts, forward, calls, seconds)
 
-    def _draft_length(self, request: Request, batch_size: int, rows_left: int) -> int:
-        return plan_length(self.loaded, request, batch_size, self.target.window, rows_left)
+    def _plan(self, requests: Sequence[Request], rows_left: int, other_rows: int) -> list[Plan]:
+        batch_size = len(self.admission.running) + self.admission.joining
+        return self.schedule.plan(requests, batch_size, rows_left, other_rows)
 
-    def _run(self, works: Sequence[Work], drafts: Sequence[Draft]) -> Forward:
+    def _run(self, parts: Sequence[Part]) -> Forward:
         segments = []
-        for work, draft in zip(works, drafts, strict=True):
-            request = work.request
-            tokens = [*request.tokens[request.rows : request.rows + work.count], *draft.tokens]
-            logit_rows = len(draft.tokens) + 1 if work.is_round else 0
+        for part in parts:
+            request, drafts = part.work.request, part.draft.tokens
+            tokens = [*request.tokens[request.rows : request.rows + part.work.count], *drafts]
+            logit_rows = len(drafts) + 1 if part.work.is_round else 0
             segments.append(Segment(tokens, request.rows, request.blocks, logit_rows))
-        return self.target.forward(Batch(segments), self._taps)
+        return self.target.forward(Batch(segments), self.drafters.taps)
 
-    def _judge(self, works: Sequence[Work], drafts: Sequence[Draft], logits: Tensor) -> list[Outcome | None]:
-        """The outcome of each work; None where a prefill goes on."""
+    def _judge(self, parts: Sequence[Part], logits: Tensor) -> None:
+        """Fills in the outcome of each part that reaches a token."""
+        reached = [part for part in parts if part.work.is_round]
         rounds, row = [], 0
-        for work, draft in zip(works, drafts, strict=True):
-            if work.is_round:
-                rounds.append(Round(work.request, draft, row))
-                row += len(draft.tokens) + 1
-        judged = iter(judge(rounds, logits) if rounds else ())
-        return [next(judged) if work.is_round else None for work in works]
+        for part in reached:
+            rounds.append(Round(part.work.request, part.draft, row))
+            row += len(part.draft.tokens) + 1
+        for part, outcome in zip(reached, judge(rounds, logits) if rounds else (), strict=True):
+            part.outcome = outcome
 
     def _settle(
-        self,
-        works: Sequence[Work],
-        drafts: Sequence[Draft],
-        forward: Forward,
-        verdicts: Sequence[Outcome | None],
+        self, parts: Sequence[Part], forward: Forward, calls: Sequence[DraftTime], seconds: float
     ) -> list[Progress]:
         progress, final, logit_row, packed_row = [], [], 0, 0
-        for work, draft, verdict in zip(works, drafts, verdicts, strict=True):
-            request, start = work.request, work.request.rows
-            if verdict is None:
-                request.rows += work.count
+        for part in parts:
+            request, start, count = part.work.request, part.work.request.rows, len(part.draft.tokens)
+            if part.outcome is None:
+                request.rows += part.work.count
             else:
-                rows = forward.logits[logit_row : logit_row + len(draft.tokens) + 1]
-                progress.append(self._try_commit(work, draft, verdict, rows))
-                logit_row += len(draft.tokens) + 1
-            final.append((request.id, start, request.rows, packed_row))
-            packed_row += work.count + len(draft.tokens)
-        self._inform(final, forward.features)
+                progress.append(self._try_commit(part, forward.logits[logit_row : logit_row + count + 1]))
+                logit_row += count + 1
+            final.append(FinalRows(request.id, start, request.rows, packed_row))
+            packed_row += part.work.count + count
+        self._report(parts, calls, seconds)
+        self.drafters.inform(final, forward.features)
         for done in progress:
             if done.request.error is not None:
                 self.drop(done.request)
@@ -123,56 +157,64 @@ class EngineCore:
                 self.release(done.request)
         return progress
 
-    def _try_commit(self, work: Work, draft: Draft, verdict: Outcome, logits: Tensor) -> Progress:
+    def _try_commit(self, part: Part, logits: Tensor) -> Progress:
         """An error on the way to a verdict, text or log-probabilities is this request's own; its batch-mates go on."""
         try:
-            if isinstance(verdict, Exception):
-                raise verdict
-            return self._commit(work, draft, verdict, logits)
+            assert part.outcome is not None
+            if isinstance(part.outcome, Exception):
+                raise part.outcome
+            return self._commit(part, part.outcome, logits)
         except Exception as error:
-            work.request.error, work.request.finish_reason = error, "abort"
-            return Progress(work.request)
+            part.work.request.error, part.work.request.finish_reason = error, "abort"
+            return Progress(part.work.request)
 
-    def _commit(self, work: Work, draft: Draft, verdict: tuple[int, int], logits: Tensor) -> Progress:
+    def _commit(self, part: Part, verdict: tuple[int, int], logits: Tensor) -> Progress:
         """Commits what was emitted until a stop rule fires, then cuts everything back to the kept prefix."""
-        request, (accepted, token) = work.request, verdict
-        run = draft.tokens[:accepted] + ([] if token == NOTHING else [token])
+        request, drafted, (accepted, token) = part.work.request, part.proposed.draft.tokens, verdict
+        run = part.draft.tokens[:accepted] + ([] if token == NOTHING else [token])
         before = len(request.from_draft)
         kept = request.commit(run, accepted)
         if token == NOTHING and request.finish_reason is None:
             request.error, request.finish_reason = undrawable(request.sampling), "abort"
-        if before > 0:
-            request.stats.record(len(draft.tokens), len(draft.tokens), accepted)
+        if part.work.plan is not None:
+            request.stats.record(len(drafted), len(part.draft.tokens), accepted)
+            request.stats.record_plan(part.work.plan)
+        if part.draft.predicted:
+            request.stats.predicted_accepted += min(accepted, kept)
+            request.stats.predicted_rejected += len(part.draft.tokens) - accepted
         request.stats.discarded += len(run) - kept
         if request.sampling.logprobs is not None and kept:
             request.logprobs += logprobs(logits[:kept], run[:kept], request.sampling.logprobs)
         request.rows = len(request.tokens) - 1
         self.pool.shrink(request.blocks, request.rows)
-        return Progress(request, run[:kept], request.from_draft[before:], draft.tokens[min(accepted, kept) :])
+        return Progress(
+            request,
+            run[:kept],
+            request.from_draft[before:],
+            drafted[min(accepted, kept) :],
+            len(part.draft.tokens),
+            accepted,
+        )
 
-    def _inform(self, final: Sequence[tuple[int, int, int, int]], features: Tensor | None) -> None:
-        """Tells every drafter which rows became final, with the features it asked for."""
-        for entry in self.loaded:
-            accepted = [
-                Accepted(request_id, start, end, self._columns(entry, features, row, end - start))
-                for request_id, start, end, row in final
-            ]
-            follow(entry, accepted)
-
-    def _columns(self, entry: LoadedDrafter, features: Tensor | None, row: int, count: int) -> Tensor | None:
-        """[count, m * H] of the taps this drafter asked for, out of the union that was computed."""
-        if features is None or not entry.drafter.taps:
-            return None
-        mine = features[row : row + count]
-        if entry.drafter.taps == self._taps:
-            return mine
-        hidden = self.target.hidden_size
-        where = [self._taps.index(h) for h in entry.drafter.taps]
-        return mine.reshape(count, len(self._taps), hidden)[:, where].flatten(1)
+    def _report(self, parts: Sequence[Part], calls: Sequence[DraftTime], seconds: float) -> None:
+        """Tells the scheduler what came of its plans. A round whose request failed on the way stays out."""
+        reports = [
+            RoundReport(
+                part.work.request, part.work.plan, part.proposed.draft, part.proposed.drafter,
+                len(part.draft.tokens), part.outcome[0], part.proposed.missed,
+            )
+            for part in parts
+            if part.work.plan is not None and isinstance(part.outcome, tuple) and part.work.request.error is None
+        ]  # fmt: skip
+        alone = all(part.work.plan is not None for part in parts)
+        self.schedule.settle(reports, calls, seconds if alone else None)
+        if self.on_round is not None:
+            for report in reports:
+                self.on_round(report)
 
     def release(self, request: Request) -> None:
         """A finished request leaves. A kept conversation holds on to its rows and the drafters' state."""
-        request.ended = time.perf_counter()
+        request.ended = self._clock()
         if request.id in self.kept:
             self.kept[request.id] = request.blocks
             request.blocks = []
@@ -195,7 +237,7 @@ class EngineCore:
 
     def drop(self, request: Request) -> None:
         """Removes a request with everything that was kept for it."""
-        request.ended = time.perf_counter()
+        request.ended = self._clock()
         self.admission.remove(request)
         self.kept.pop(request.id, None)
         self._forget(request.id)
@@ -207,10 +249,11 @@ class EngineCore:
             self.pool.shrink(blocks, 0)
             self._forget(conversation)
 
-    def cut_drafters(self, rows: Accepted) -> None:
+    def cut_drafters(self, request_id: int, rows: int) -> None:
         """Tells the drafters that a request goes on from fewer rows than they may hold."""
-        for entry in self.loaded:
-            follow(entry, [rows])
+        self.drafters.cut(request_id, rows)
+        if rows == 0:
+            self.schedule.restart(request_id)
 
     def _reclaim(self) -> bool:
         idle = next((number for number, blocks in self.kept.items() if blocks), None)
@@ -221,14 +264,15 @@ class EngineCore:
         return True
 
     def _on_preempt(self, request: Request) -> None:
-        self._forget(request.id)
+        """Its drafts and what their confidences knew are forgotten; what it has shown of its drafters stays."""
+        self.drafters.forget(request.id)
+        self.schedule.restart(request.id)
 
     def _forget(self, request_id: int) -> None:
-        for entry in self.loaded:
-            forget(entry, request_id)
+        self.drafters.forget(request_id)
+        self.schedule.forget(request_id)
 
     def audit(self) -> None:
         """Asserts that all books balance: free + used = total here and in every drafter."""
         self.admission.audit(list(self.kept.values()))
-        for entry in self.loaded:
-            entry.drafter.audit()
+        self.drafters.audit()

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from forerun.drafters.base import Drafter
 from forerun.drafters.config import SpeculativeConfig
 from forerun.engine.conversation import Conversation
-from forerun.engine.core import EngineCore, Progress
+from forerun.engine.core import EngineCore
 from forerun.engine.intake import Ask, Intake, Prompt, Speculative
 from forerun.engine.load import EngineOptions, load_drafters
 from forerun.engine.memory import num_blocks_for
-from forerun.engine.propose import LoadedDrafter
-from forerun.engine.request import Chunk, Completion, Request
+from forerun.engine.propose import Clock, LoadedDrafter
+from forerun.engine.request import Chunk, Completion, Progress, Request
+from forerun.engine.schedule import Scheduling
+from forerun.engine.tuning import scheduling_of
 from forerun.errors import EngineClosed, RequestCancelled
 from forerun.sampling import Sampling
 from forerun.target.base import Target
@@ -33,19 +35,36 @@ class Engine:
     'length'
 
     An engine belongs to one thread; `AsyncEngine` is the front for many callers.
+
+    Args:
+        target: loaded.
+        drafters: loaded for it, in the order they are asked.
+        options: limits, and how much to draft and verify. Measured costs are not looked for unless a policy asks for
+            them: by default every request drafts as configured.
+        scheduling: instead of what the options make.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, target: Target, drafters: Sequence[LoadedDrafter] = (), options: EngineOptions | None = None):
+    def __init__(
+        self,
+        target: Target,
+        drafters: Sequence[LoadedDrafter] = (),
+        options: EngineOptions | None = None,
+        *,
+        scheduling: Scheduling | None = None,
+        clock: Clock | None = None,
+    ):
         self.target = target
         self.options = options or EngineOptions()
+        scheduling = scheduling or scheduling_of(target, drafters, self.options, look_up=False)
         limits = self.options.limits
         per_block = target.block_bytes + sum(entry.drafter.block_bytes for entry in drafters)
         num_blocks = num_blocks_for(limits, per_block, target)
         target.allocate(num_blocks)
         for entry in drafters:
             entry.drafter.allocate(num_blocks)
-        self.core = EngineCore(target, drafters, limits, num_blocks)
-        self.intake = Intake(target, drafters, num_blocks, self.options.verify_mode)
+        self.core = EngineCore(target, drafters, limits, num_blocks, scheduling, clock)
+        self.intake = Intake(target, drafters, num_blocks, self.options.verify_mode, scheduling.exposed)
         self._listeners: dict[int, Listener] = {}
         self._closed = False
 
@@ -59,6 +78,9 @@ class Engine:
         **options: Any,
     ) -> Engine:
         """Loads a target and the drafters that run ahead of it.
+
+        How much is drafted and verified follows the costs of this machine where `forerun profile` has measured them,
+        and the configured K where not.
 
         Args:
             target: hub id, directory of safetensors, .gguf file, `embedded`, a loaded `PreTrainedModel` (with
@@ -86,7 +108,8 @@ class Engine:
                 trust_remote_code=chosen.trust_remote_code,
                 max_model_len=chosen.max_model_len,
             )
-        return cls(model, load_drafters(drafter, model, chosen), chosen)
+        loaded = load_drafters(drafter, model, chosen)
+        return cls(model, loaded, chosen, scheduling=scheduling_of(model, loaded, chosen, look_up=True))
 
     def generate(
         self,
@@ -160,11 +183,15 @@ class Engine:
         *,
         speculative: Speculative = None,
         prediction: str | None = None,
+        priority: int = 0,
         listener: Listener | None = None,
     ) -> list[Request]:
-        """Queues requests; they advance with every `step`. All are checked before the first one is queued."""
+        """Queues requests; they advance with every `step`. All are checked before the first one is queued.
+
+        Of waiting requests those with the lowest `priority` are admitted first.
+        """
         self.check_open()
-        requests = self.intake.requests(prompts, sampling, Ask(speculative, prediction))
+        requests = self.intake.requests(prompts, sampling, Ask(speculative, prediction, priority))
         for request in requests:
             self._start(request, listener)
         return requests
@@ -237,7 +264,7 @@ class Engine:
         whole = request.finish_reason != "abort" and not isinstance(request.stop_reason, str)
         text = request.text.finish(flush=whole) if done else request.text.release()
         if listener is not None:
-            listener(Chunk.of(request, text, progress.token_ids, progress.from_draft, progress.rejected))
+            listener(Chunk.of(request, text, progress))
 
 
 __all__ = ["Engine", "Listener", "Prompt", "Speculative"]

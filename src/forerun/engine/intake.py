@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from forerun.drafters import canonical
@@ -21,7 +21,8 @@ Prompt = str | Sequence[int]
 """Text, or token ids."""
 
 Speculative = bool | Mapping[str, Any] | None
-"""Per request. None or True: as loaded; False: plain; else any of the keys method, max_draft, verify_mode."""
+"""Per request. None or True: as loaded; False: plain; else any of the keys method, max_draft, verify_mode and
+confidence_threshold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +31,29 @@ class Ask:
 
     speculative: Speculative = None
     prediction: str | None = None
+    priority: int = 0
 
 
 class Intake:
-    """Makes requests for one engine. It numbers them; it does not queue them."""
+    """Makes requests for one engine. It numbers them; it does not queue them.
 
-    def __init__(self, target: Target, loaded: Sequence[LoadedDrafter], num_blocks: int, verify_mode: VerifyMode):
+    `exposed` are drafters whose sampled drafts the engine's policy would bias in rejection mode.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        loaded: Sequence[LoadedDrafter],
+        num_blocks: int,
+        verify_mode: VerifyMode,
+        exposed: Collection[str] = (),
+    ):
         self._target = target
         self._names = [entry.name for entry in loaded]
         self._predicting = {entry.name for entry in loaded if entry.drafter.uses_prediction}
         self._num_blocks = num_blocks
-        self._mode = next((entry.config.verify_mode for entry in loaded if entry.config.verify_mode), verify_mode)
+        self._exposed = exposed
+        self._mode = default_mode(loaded, verify_mode)
         self._last_id = 0
 
     def new_id(self) -> int:
@@ -68,6 +81,7 @@ class Intake:
         ready = self._resolve(sampling)
         limit = self._limit(ids, ready)
         option, mode = self._speculative(ask.speculative)
+        self._check_policy(option, mode, ready)
         predicted = self._predicted(ask.prediction, option, sampling) if ask.prediction else ()
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         for sample in range(sampling.n):
@@ -85,6 +99,17 @@ class Intake:
                 prediction=predicted,
                 prompt_index=index,
                 sample_index=sample,
+                priority=ask.priority,
+            )
+
+    def _check_policy(self, option: SpeculativeOption, mode: VerifyMode, sampling: Sampling) -> None:
+        """Policy `global` has been checked for the engine's own mode; a request may have chosen the other one."""
+        biased = [name for name in self._exposed if option.methods is None or name in option.methods]
+        if mode == "rejection" and biased and not sampling.greedy and option.max_draft != 0:
+            raise OptionError(
+                "speculative.verify_mode",
+                f"'rejection' with policy 'global' would change the output of {biased[0]!r}; use 'coupled', or "
+                "temperature 0, or another policy",
             )
 
     def _predicted(self, text: str, option: SpeculativeOption, sampling: Sampling) -> list[int]:
@@ -152,14 +177,17 @@ class Intake:
             raise OptionError("speculative", f"must be true, false or a mapping, got {asked!r}")
         given = dict(asked) if isinstance(asked, Mapping) else {}
         method, most = given.pop("method", None), given.pop("max_draft", None)
-        mode = given.pop("verify_mode", self._mode)
+        mode, threshold = given.pop("verify_mode", self._mode), given.pop("confidence_threshold", None)
         if given:
-            raise OptionError(f"speculative.{next(iter(given))}", "unknown; known: method, max_draft, verify_mode")
+            known = "method, max_draft, verify_mode, confidence_threshold"
+            raise OptionError(f"speculative.{next(iter(given))}", f"unknown; known: {known}")
         if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
             raise OptionError("speculative.max_draft", f"must be an integer >= 0, got {most!r}")
         if mode not in ("rejection", "coupled"):
             raise OptionError("speculative.verify_mode", f"must be 'rejection' or 'coupled', got {mode!r}")
-        return SpeculativeOption(self._methods(method), most), mode
+        if threshold is not None and not (_is_number(threshold) and 0 <= threshold <= 1):
+            raise OptionError("speculative.confidence_threshold", f"must lie in [0, 1], got {threshold!r}")
+        return SpeculativeOption(self._methods(method), most, threshold), mode
 
     def _methods(self, asked: str | Sequence[str] | None) -> tuple[str, ...] | None:
         """Names of loaded drafters, in any spelling that loads them."""
@@ -173,6 +201,15 @@ class Intake:
                 known = ", ".join(self._names) or "none"
                 raise OptionError("speculative.method", f"{name!r} is not loaded; loaded: {known}")
         return tuple(name if name in self._names else canonical(name) for name in names)
+
+
+def default_mode(loaded: Sequence[LoadedDrafter], verify_mode: VerifyMode) -> VerifyMode:
+    """Of requests that choose none: a drafter's configuration, else the engine's."""
+    return next((entry.config.verify_mode for entry in loaded if entry.config.verify_mode), verify_mode)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

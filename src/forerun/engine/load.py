@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
+from forerun.budget.policy import Policy, check_policy
 from forerun.drafters.base import Drafter, LoadContext
 from forerun.drafters.config import SpeculativeConfig, parse_configs
 from forerun.engine.admission import Limits
@@ -32,6 +34,13 @@ class EngineOptions:
     """rejection: the target's law. coupled: the same seed gives identical tokens with any drafter and without one."""
     num_speculative_tokens: int | None = None
     """K of every drafter that does not set its own."""
+    policy: Policy | None = None
+    """How much is drafted and verified: fixed, threshold, prefix, delayed or global. None: `delayed` where the costs of
+    target and drafters have been measured on this machine, else `fixed`."""
+    min_predicted_gain: float | None = None
+    """Predicted gain below which a request is not drafted for; None: 0.04."""
+    calibration_cache: str | None = None
+    """Folder of measured costs and calibrations, or `off`; None: under FORERUN_CACHE."""
     max_model_len: int | None = None
     """Window, if shorter than the model's."""
     revision: str | None = None
@@ -45,6 +54,10 @@ class EngineOptions:
             raise OptionError("verify_mode", f"must be 'rejection' or 'coupled', got {self.verify_mode!r}")
         if self.num_speculative_tokens is not None and self.num_speculative_tokens < 0:
             raise OptionError("num_speculative_tokens", f"must be >= 0, got {self.num_speculative_tokens}")
+        if self.policy is not None:
+            check_policy(self.policy)
+        if self.min_predicted_gain is not None and not 0 <= self.min_predicted_gain < math.inf:
+            raise OptionError("min_predicted_gain", f"must be at least 0, got {self.min_predicted_gain}")
 
     @property
     def limits(self) -> Limits:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from forerun import budget
-from forerun.drafters.base import Accepted, Draft, Drafter, DraftView
+from forerun.budget.planning import Choice, Option
+from forerun.budget.rounds import DraftTime
+from forerun.drafters.base import Draft, Drafter, DraftView, KeepDrafting
 from forerun.drafters.config import SpeculativeConfig
-from forerun.engine.admission import Work, draft_room
+from forerun.engine.admission import Work
 from forerun.engine.request import Request
-from forerun.target.base import Target
 
 logger = logging.getLogger("forerun")
 
@@ -20,6 +22,9 @@ FAULTS_ALLOWED = 3
 
 MASS_TOLERANCE = 1e-3
 """How far the sum of a draft law may be from 1: far above rounding, far below what was never normalised."""
+
+Clock = Callable[[], float]
+"""Seconds, monotonic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,52 +38,92 @@ class LoadedDrafter:
     def name(self) -> str:
         return self.drafter.name
 
-    def serves(self, request: Request) -> bool:
+    @property
+    def rebuilds(self) -> bool:
+        """Whether it can rebuild what it has dropped of a request: features of the target are not computed again."""
+        return not self.drafter.taps
+
+    @property
+    def exposed(self) -> bool:
+        """Whether its confidences may know tokens that are not decided yet (in rejection mode, above temperature 0)."""
+        greedy = self.config.draft_sample_method == "greedy"
+        return not (greedy or self.drafter.deterministic or self.drafter.blind or self.drafter.max_draft == 0)
+
+    def allowed(self, request: Request) -> bool:
+        """Whether the request wants it."""
         methods = request.speculative.methods
-        return (methods is None or self.name in methods) and request.faults.get(self.name, 0) < FAULTS_ALLOWED
+        return methods is None or self.name in methods
+
+    def serves(self, request: Request) -> bool:
+        return self.allowed(request) and request.faults.get(self.name, 0) < FAULTS_ALLOWED
+
+    def longest(self, batch_size: int) -> int:
+        """K by configuration and batch size, whatever the request."""
+        k, most = self.config.draft_length(self.drafter.default_draft, batch_size), self.drafter.max_draft
+        return k if most is None else min(k, most)
 
     def draft_length(self, request: Request, batch_size: int) -> int:
         """K by configuration, batch size and request, before what is left of window and step."""
-        k = self.config.draft_length(self.drafter.default_draft, batch_size)
-        caps = [cap for cap in (self.drafter.max_draft, request.speculative.max_draft) if cap is not None]
-        return min([k, *caps])
+        k, most = self.longest(batch_size), request.speculative.max_draft
+        return k if most is None else min(k, most)
 
-    def plan(self, request: Request, batch_size: int, window: int, rows_left: int) -> int:
-        """K after all limits; 0 if that is less than `min_draft`."""
-        room = draft_room(request, window, rows_left, self.drafter.window)
-        k = budget.plan(self.draft_length(request, batch_size), room)
-        return k if k >= self.config.min_draft else 0
+    def option(self, request: Request, batch_size: int, room: budget.Room) -> Option | None:
+        """What it may draft for a request in a step; None if that is nothing, or less than `min_draft`.
 
-
-def plan_length(loaded: Sequence[LoadedDrafter], request: Request, batch_size: int, window: int, rows_left: int) -> int:
-    """The longest draft any drafter that serves the request may make in this step."""
-    lengths = (entry.plan(request, batch_size, window, rows_left) for entry in loaded if entry.serves(request))
-    return max(lengths, default=0)
+        `room` is what request, target and step leave; how far the drafter itself reaches is seen to here.
+        """
+        k, window = self.draft_length(request, batch_size), self.drafter.window
+        k = budget.plan(k if window is None else min(k, window - request.anchor), room)
+        return Option(self.name, k, self.rebuilds) if k >= max(1, self.config.min_draft) else None
 
 
-def propose(loaded: Sequence[LoadedDrafter], works: Sequence[Work], batch_size: int, target: Target) -> list[Draft]:
-    """One draft per work, empty where nothing is proposed.
+# ------------------------------------------------------------------------------------------------------ asking them all
 
-    Drafters are asked in the order they were loaded; a request goes on to the next one where the one before proposes
-    nothing (an n-gram that does not match). Which one drafts is thus a function of the history alone.
+
+@dataclass(slots=True)
+class Proposed:
+    """What the drafters came up with for one request."""
+
+    draft: Draft = field(default_factory=Draft)
+    drafter: str | None = None
+    """Whose it is; None: there is none."""
+    missed: list[str] = field(default_factory=list)
+    """Drafters that were asked and had nothing to propose."""
+    failed: list[str] = field(default_factory=list)
+    """Drafters that broke when they were asked; what they hold of the request cannot be relied on."""
+
+
+def propose(
+    loaded: Sequence[LoadedDrafter],
+    works: Sequence[Work],
+    keep_drafting: Callable[[str], KeepDrafting],
+    vocab_size: int,
+    clock: Clock,
+) -> tuple[list[Proposed], list[DraftTime]]:
+    """What was proposed for each work, and how long each call of a drafter took.
+
+    Every work's choices are asked in its own order; it goes on to the next one where the one before proposes nothing
+    (an n-gram that does not match). Which one drafts is thus a function of the history and of what is known before its
+    first token is drawn.
     """
-    drafts = [Draft() for _ in works]
-    open_works = [i for i, work in enumerate(works) if work.k > 0]
-    for entry in loaded:
-        mine = [i for i in open_works if entry.serves(works[i].request)]
-        # The rows a work has been given bound each drafter's own K.
-        lengths = [entry.plan(works[i].request, batch_size, target.window, works[i].k) for i in mine]
-        views = [_view(entry, works[i].request, k) for i, k in zip(mine, lengths, strict=True)]
-        asked = [(i, view) for i, view in zip(mine, views, strict=True) if view.k > 0]
-        if not asked:
-            continue
-        for (i, view), draft in zip(asked, _ask(entry, works, asked, target.vocab_size), strict=False):
-            drafts[i] = _checked(entry, draft, view, works[i].request, target.vocab_size)
-            if drafts[i].tokens:
-                used = works[i].request.drafters_used
-                used[entry.name] = used.get(entry.name, 0) + 1
-        open_works = [i for i in open_works if not drafts[i].tokens]
-    return drafts
+    proposed = [Proposed() for _ in works]
+    left = {i: list(work.plan.choices) for i, work in enumerate(works) if work.plan is not None and work.plan.choices}
+    calls: list[DraftTime] = []
+    while left:
+        entry = _next_to_ask(loaded, left)
+        mine = {i: choices.pop(0) for i, choices in left.items() if choices[0].drafter == entry.name}
+        asked = [(i, _view(entry, works[i].request, choice.k)) for i, choice in mine.items()]
+        calls += _ask(entry, works, asked, proposed, _Asking(keep_drafting(entry.name), vocab_size, clock))
+        left = {i: choices for i, choices in left.items() if choices and not proposed[i].draft.tokens}
+    return proposed, calls
+
+
+def _next_to_ask(loaded: Sequence[LoadedDrafter], left: Mapping[int, Sequence[Choice]]) -> LoadedDrafter:
+    """The first drafter some work has come to that no other work will come to later, so that each makes one pass."""
+    here = {choices[0].drafter for choices in left.values()}
+    later = {choice.drafter for choices in left.values() for choice in choices[1:]}
+    waiting = [entry for entry in loaded if entry.name in here]
+    return next((entry for entry in waiting if entry.name not in later), waiting[0])
 
 
 def _view(entry: LoadedDrafter, request: Request, k: int) -> DraftView:
@@ -96,25 +141,52 @@ def _view(entry: LoadedDrafter, request: Request, k: int) -> DraftView:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """What every call of a drafter needs."""
+
+    keep_drafting: KeepDrafting
+    vocab_size: int
+    clock: Clock
+
+
 def _ask(
-    entry: LoadedDrafter, works: Sequence[Work], asked: Sequence[tuple[int, DraftView]], vocab_size: int
-) -> Sequence[Draft]:
-    """One draft for each; none at all if the drafter fails."""
+    entry: LoadedDrafter,
+    works: Sequence[Work],
+    asked: Sequence[tuple[int, DraftView]],
+    proposed: Sequence[Proposed],
+    asking: _Asking,
+) -> list[DraftTime]:
+    """Fills in what one drafter proposes, and says how long it took; nothing at all if it fails."""
     views = [view for _, view in asked]
+    start = asking.clock()
     try:
-        proposal = entry.drafter.propose(views, lambda view, k, confidence: True)  # noqa: ARG005 - policy `fixed`
-        _check_form(proposal, len(views), vocab_size)
+        drafts = entry.drafter.propose(views, asking.keep_drafting)
+        # Whatever it asked of a GPU is done: token ids are ints on the host, copied by the `tolist` of `draw_drafts`.
+        seconds = asking.clock() - start
+        _check_form(entry.drafter, drafts, len(views), asking.vocab_size)
     except Exception:  # a drafter is a plug-in: whatever it raises, the target can go on without it
         logger.warning("drafter %r failed; this step is decoded plainly", entry.name, exc_info=True)
-        for i, view in asked:
-            forget(entry, view.request_id)
+        for i, _ in asked:
+            proposed[i].failed.append(entry.name)
             works[i].request.stats.drafter_faults += 1
             _count_fault(entry, works[i].request)
-        return ()
-    return proposal
+        return []
+    for (i, view), draft in zip(asked, drafts, strict=True):
+        _take(entry, proposed[i], _checked(entry, draft, view, works[i].request, asking.vocab_size), works[i].request)
+    made = [min(len(draft.tokens), view.k) for draft, view in zip(drafts, views, strict=True)]
+    return [DraftTime(entry.name, made, [len(view.tokens) for view in views], seconds)]
 
 
-def _check_form(proposal: Sequence[Draft], count: int, vocab_size: int) -> None:
+def _take(entry: LoadedDrafter, proposed: Proposed, draft: Draft, request: Request) -> None:
+    if not draft.tokens:
+        proposed.missed.append(entry.name)
+        return
+    proposed.draft, proposed.drafter = draft, entry.name
+    request.drafters_used[entry.name] = request.drafters_used.get(entry.name, 0) + 1
+
+
+def _check_form(drafter: Drafter, proposal: Sequence[Draft], count: int, vocab_size: int) -> None:
     """Raises TypeError or ValueError if a proposal is not what `Drafter.propose` promises to return."""
     if len(proposal) != count:
         raise ValueError(f"{len(proposal)} drafts for {count} requests")
@@ -124,30 +196,21 @@ def _check_form(proposal: Sequence[Draft], count: int, vocab_size: int) -> None:
         want = (len(draft.tokens), vocab_size)
         if draft.probs is not None and tuple(draft.probs.shape) != want:
             raise ValueError(f"the laws of a draft must have the shape {want}, got {tuple(draft.probs.shape)}")
+        if draft.probs is not None and drafter.deterministic:
+            raise ValueError("a drafter that calls itself deterministic reports laws")
+        if not _are_confidences(draft.confidence, len(draft.tokens)):
+            raise ValueError(f"confidences must be one in [0, 1] for each token, or none, got {draft.confidence!r}")
+
+
+def _are_confidences(values: Sequence[float], count: int) -> bool:
+    """NaN counts as one (it ends what is verified). Survivals must not rise along a draft, so nothing is above 1."""
+    return len(values) in (0, count) and all(math.isnan(c) or 0.0 <= c <= 1.0 for c in values)
 
 
 def _count_fault(entry: LoadedDrafter, request: Request) -> None:
     faults = request.faults[entry.name] = request.faults.get(entry.name, 0) + 1
     if faults == FAULTS_ALLOWED:
         logger.warning("%r keeps failing; request %d is decoded without it from here on", entry.name, request.id)
-
-
-def follow(entry: LoadedDrafter, accepted: Sequence[Accepted]) -> None:
-    """Tells a drafter which rows became final. One that cannot follow starts over with these requests."""
-    try:
-        entry.drafter.commit(accepted)
-    except Exception:
-        logger.warning("drafter %r failed to follow a step; it starts over", entry.name, exc_info=True)
-        for rows in accepted:
-            forget(entry, rows.request_id)
-
-
-def forget(entry: LoadedDrafter, request_id: int) -> None:
-    """Drops a drafter's state of one request, also where the drafter itself is broken."""
-    try:
-        entry.drafter.release(request_id)
-    except Exception:
-        logger.warning("drafter %r failed to release request %d", entry.name, request_id, exc_info=True)
 
 
 def _checked(entry: LoadedDrafter, draft: Draft, view: DraftView, request: Request, vocab_size: int) -> Draft:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -55,16 +56,40 @@ class Chunk:
     completion: Completion | None = None
     """Set on the last chunk of a sample, unless it failed or was cancelled."""
     finished: bool = False
+    verified: int = 0
+    """Draft tokens that this step sent to the target."""
+    accepted: int = 0
+    """Of these, kept by verification, before a stop rule cuts."""
+    logprobs: list[TokenLogprob] | None = None
+    """One for each of `token_ids`, if they were asked for."""
+    stats: DecodingStats = field(default_factory=DecodingStats)
+    """The request's own counters, which go on counting."""
+    started: float | None = None
+    """When the first step that computed it began; seconds of a monotonic clock."""
+    at: float = 0.0
+    """When the chunk was made, on the same clock."""
 
     @classmethod
-    def of(
-        cls, request: Request, text: str, token_ids: list[int], from_draft: list[bool], rejected: list[int]
-    ) -> Chunk:
+    def of(cls, request: Request, text: str, progress: Progress) -> Chunk:
         finished = request.finish_reason is not None
         whole = finished and request.finish_reason != "abort"
-        completion = request.completion() if whole else None
-        place = (request.prompt_index, request.sample_index)
-        return cls(*place, text, token_ids, from_draft, rejected, completion, finished)
+        count = len(progress.token_ids)
+        return cls(
+            prompt_index=request.prompt_index,
+            sample_index=request.sample_index,
+            text=text,
+            token_ids=progress.token_ids,
+            from_draft=progress.from_draft,
+            rejected=progress.rejected,
+            completion=request.completion() if whole else None,
+            finished=finished,
+            verified=progress.verified,
+            accepted=progress.accepted,
+            logprobs=None if request.sampling.logprobs is None else request.logprobs[len(request.logprobs) - count :],
+            stats=request.stats,
+            started=request.started,
+            at=time.perf_counter(),
+        )
 
 
 @dataclass(slots=True)
@@ -75,6 +100,22 @@ class SpeculativeOption:
     """Names of loaded drafters; None: all of them, in the order they were loaded; (): none."""
     max_draft: int | None = None
     """Lowers K; it never raises it."""
+    confidence_threshold: float | None = None
+    """Neither draft nor verify from the first c_k below it on; None: as configured."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a step did to one request."""
+
+    request: Request
+    token_ids: list[int] = field(default_factory=list)
+    from_draft: list[bool] = field(default_factory=list)
+    rejected: list[int] = field(default_factory=list)
+    verified: int = 0
+    """Draft tokens sent to the target."""
+    accepted: int = 0
+    """Of these, kept by verification, before a stop rule cuts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +140,8 @@ class Request:
     prediction: Sequence[int] = ()
     prompt_index: int = 0
     sample_index: int = 0
+    priority: int = 0
+    """Of waiting requests the one with the lowest is admitted first."""
     rows: int = 0
     blocks: list[int] = field(default_factory=list)
     from_draft: list[bool] = field(default_factory=list)
@@ -153,7 +196,7 @@ class Request:
         return len(run)
 
     def _apply_rules(self, token: int) -> None:
-        """End of sequence, stop ids, stop strings, length: in this order, at every token."""
+        """End of sequence, stop ids, stop strings, rules of the caller, length: in this order, at every token."""
         s = self.sampling
         early = len(self.tokens) - self.prompt_length <= s.min_tokens
         if token in self.eos_ids and not s.ignore_eos:
@@ -163,6 +206,8 @@ class Request:
             self._finish("stop", token, token)
         elif (matched := self.text.push(token, look_for_stops=not early)) is not None:
             self.finish_reason, self.stop_reason = "stop", matched
+        elif any(ends(self.tokens) for ends in s.stop_when):
+            self.finish_reason = "stop"
         elif len(self.tokens) >= self.limit:
             self.finish_reason = "length"
 

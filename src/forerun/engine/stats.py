@@ -9,11 +9,15 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from forerun.budget.planning import Plan
+
 
 @dataclass(slots=True)
 class DecodingStats:
     """Counters of one request, or the sum over several."""
 
+    planned: int = 0
+    """Draft tokens planned before drafting: the longest draft each round allowed."""
     drafted: int = 0
     """Draft tokens proposed."""
     verified: int = 0
@@ -33,12 +37,20 @@ class DecodingStats:
     drafter_faults: int = 0
     """Rounds the drafter raised in."""
     preemptions: int = 0
+    predicted_accepted: int = 0
+    """Committed draft tokens that were taken from the request's `prediction`."""
+    predicted_rejected: int = 0
+    """Tokens taken from it that were verified and refused."""
+    probes: int = 0
+    """Rounds that drafted to learn what drafts are worth."""
     verified_by_position: list[int] = field(default_factory=list)
     """[K] rounds in which position k was verified."""
     reached_by_position: list[int] = field(default_factory=list)
     """[K] of those, rounds in which every earlier position was accepted."""
     accepted_by_position: list[int] = field(default_factory=list)
     """[K] of those, rounds in which position k was accepted as well."""
+    skipped_steps: dict[str, int] = field(default_factory=dict, compare=False)
+    """Rounds planned with K = 0, by reason; why nothing was drafted is no part of what was done."""
 
     def record(self, drafted: int, verified: int, accepted: int) -> None:
         """One round: so many tokens drafted, sent to the target, and kept."""
@@ -55,6 +67,14 @@ class DecodingStats:
             self.verified_by_position[k] += 1
             self.reached_by_position[k] += accepted >= k
             self.accepted_by_position[k] += accepted > k
+
+    def record_plan(self, plan: Plan) -> None:
+        """What the round was planned to be."""
+        self.planned += plan.k
+        self.probes += plan.probe
+        if plan.reason is not None:
+            reason = plan.reason.value
+            self.skipped_steps[reason] = self.skipped_steps.get(reason, 0) + 1
 
     @property
     def acceptance_by_position(self) -> list[float | None]:
@@ -113,9 +133,14 @@ def total(parts: Iterable[DecodingStats]) -> DecodingStats:
     result = DecodingStats()
     for part in parts:
         for name, value in asdict(part).items():
-            mine = getattr(result, name)
-            setattr(result, name, _add(mine, value) if isinstance(value, list) else mine + value)
+            setattr(result, name, _sum(getattr(result, name), value))
     return result
+
+
+def _sum(left: Any, right: Any) -> Any:
+    if isinstance(right, dict):
+        return {name: left.get(name, 0) + right.get(name, 0) for name in (*left, *(n for n in right if n not in left))}
+    return _add(left, right) if isinstance(right, list) else left + right
 
 
 def _add(left: list[int], right: list[int]) -> list[int]:

@@ -25,6 +25,10 @@ LogitsProcessor = Callable[[Sequence[int], "Tensor"], "Tensor"]
 drafted prefix) and the logits there. It is called for every row of a verify block, so it must not keep state."""
 
 
+StopRule = Callable[[Sequence[int]], bool]
+"""`rule(tokens) -> bool`: a pure function of all tokens so far, prompt included."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How one request is sampled and when it stops. Names and defaults are those of vLLM's `SamplingParams`.
@@ -55,6 +59,8 @@ class Sampling:
     allowed_token_ids: Sequence[int] | None = None
     """If given, only these ids can be produced."""
     logits_processors: Sequence[LogitsProcessor] = ()
+    stop_when: Sequence[StopRule] = ()
+    """Rules asked after each token; the first that holds ends the answer behind it, with the reason `stop`."""
     seed: int | None = None
     """Key of all randomness of the request; None draws a fresh one."""
     n: int = 1
@@ -115,6 +121,7 @@ def _check_sampling(s: Sampling) -> None:
     allowed = s.allowed_token_ids
     need(allowed is None or (len(allowed) > 0 and _ids_ok(allowed)), "allowed_token_ids", "None or a list of token ids")
     need(all(map(callable, s.logits_processors)), "logits_processors", "a list of functions (tokens, logits) -> logits")
+    need(all(map(callable, s.stop_when)), "stop_when", "a list of functions tokens -> bool")
     need(s.seed is None or (_whole(s.seed) and -(2**63) <= s.seed < 2**64), "seed", "None or a 64-bit integer")
     need(_whole(s.n) and s.n >= 1, "n", "an integer >= 1")
     need(s.max_tokens is None or (_whole(s.max_tokens) and s.max_tokens >= 0), "max_tokens", "None or an integer >= 0")

@@ -22,10 +22,12 @@ class DFlash(BlockDrafter):
     """Fills a block of masked slots in one pass over the target's fused features.
 
     Every slot's law is drawn from by itself: what slot k sees of x_<k is nothing but positions, so blocks of tokens
-    that are each likely alone may not fit together. `dspark` chains them.
+    that are each likely alone may not fit together. `dspark` chains them. c_k, the top probability of slot k, is then a
+    function of the history.
     """
 
     name = "dflash"
+    blind = True
     settings_class = DFlashSettings
     config_class = DFlashConfig
     config: DFlashConfig

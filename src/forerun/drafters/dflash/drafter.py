@@ -12,9 +12,10 @@ from forerun.drafters.base import Accepted, Draft, DraftView, KeepDrafting, Prop
 from forerun.drafters.dflash.config import BlockConfig, BlockSettings
 from forerun.drafters.dflash.context import FusedContext
 from forerun.drafters.dflash.loss import exercise
+from forerun.drafters.dflash.memory import BlockPass, block_memory
 from forerun.drafters.dflash.network import Backbone, default_layers, mask_token, spread_taps
 from forerun.drafters.layers import like_target
-from forerun.drafters.learned import DesignPlan, Exercise, LearnedDrafter, TrainingBatch, config_fields
+from forerun.drafters.learned import DesignPlan, Exercise, Held, LearnedDrafter, TrainingBatch, config_fields
 from forerun.errors import OptionError
 from forerun.target.base import Target
 
@@ -40,9 +41,30 @@ class BlockDrafter(LearnedDrafter):
         return exercise(batch, self.config, self.settings, generator)
 
     def plan_rows_per_token(self, lengths: Sequence[int]) -> float:
-        """Slots per token of the data: a block at every anchor, which short sequences have fewer of."""
-        anchors = sum(min(self.settings.anchors, max(0, length - 1)) for length in lengths)
-        return float(anchors * self.config.block_size / max(1, sum(lengths)))
+        """Slots per token of the data."""
+        return self._pass(lengths).slots / max(1, sum(lengths))
+
+    def plan_memory(self, lengths: Sequence[int], half: bool) -> list[Held]:
+        return block_memory(self._pass(lengths), half)
+
+    def _pass(self, lengths: Sequence[int]) -> BlockPass:
+        return BlockPass(
+            layer=self.config.transformer_layer_config,
+            lengths=lengths,
+            anchors=self.settings.anchors,
+            block_size=self.config.block_size,
+            drafts=self.config.max_draft,
+            features=self.config.target_hidden_size * len(self.taps),
+            feature_itemsize=self.target.dtype.itemsize,
+            vocab_size=self.config.vocab_size,
+            draft_vocab_size=self.config.draft_vocab_size,
+            head_bytes=self.head_bytes,
+        )
+
+    @property
+    def head_bytes(self) -> int:
+        """What heads of its own keep of a slot in training."""
+        return 0
 
     @property
     def block_bytes(self) -> int:

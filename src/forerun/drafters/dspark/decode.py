@@ -34,6 +34,9 @@ class DSpark(BlockDrafter):
     def __init__(self, config: DSparkConfig, network: DSparkNetwork, vocabulary: DraftVocabulary, target: Target):
         super().__init__(config, network, vocabulary, target)
         self.net = network
+        # Without a Markov head nothing sees a drawn token; a confidence head may be kept from seeing it.
+        unseen = config.enable_confidence_head and not config.confidence_head_with_markov
+        self.blind = network.markov_head is None or unseen
         self.over(network.backbone)
 
     @classmethod
@@ -52,6 +55,14 @@ class DSpark(BlockDrafter):
         return drafter
 
     # -------------------------------------------------------------------------------------------------------- training
+
+    @property
+    def head_bytes(self) -> int:
+        """The Markov head's latents, before and after the taught ones are taken, and what the confidence head reads."""
+        size, rank = self.config.transformer_layer_config.hidden_size, self.config.markov_rank
+        mixed = size + (4 if self.config.markov_head_type == "rnn" else 2) * rank
+        gates = 0 if self.config.markov_head_type == "vanilla" else 4 * mixed
+        return 8 * rank + gates + 4 * (size + 2 * rank) * self.config.enable_confidence_head
 
     def losses(self, batch: TrainingBatch, exercise: Exercise, progress: float) -> Losses:
         blocks, weights = exercise.drawn["blocks"], exercise.drawn["weights"]
