@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,14 @@ from tiny import qwen3, save_tokenizer
 # No test may fail for being slow on a busy machine, nor by chance: the same examples in every run.
 settings.register_profile("forerun", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("forerun")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test sees what its user has measured on this machine: with known costs an engine schedules."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("FORERUN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -93,6 +93,7 @@ def check(example: Example) -> None:
 def test_the_examples_run(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every runnable block of the file, from top to bottom."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "cache"))  # what an example measures is for this file alone
     names: dict[str, Any] = {"__name__": "__main__"}
     for language, block in blocks(file.read_text(encoding="utf-8")):
         if language == "python":

@@ -108,15 +108,15 @@ def timed(function: Callable[[], object], device: torch.device, repeats: int) ->
     """Seconds of each call, after one that is not counted."""
     seconds = []
     for _ in range(repeats + 1):
-        _wait(device)
+        wait_for(device)
         start = time.perf_counter()
         function()
-        _wait(device)
+        wait_for(device)
         seconds.append(time.perf_counter() - start)
     return seconds[1:]
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -152,10 +152,10 @@ def verify_cost(
     for repeat in range(repeats + 1):
         for n in rows:
             batch = Batch([Segment([token] * n, context, blocks, n)])
-            _wait(target.device)
+            wait_for(target.device)
             start = time.perf_counter()
             target.forward(batch)
-            _wait(target.device)
+            wait_for(target.device)
             if repeat:
                 seconds[n].append(time.perf_counter() - start)
             advance()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +29,29 @@ OTHER = "#000000"
 
 Group = tuple[int, float]
 """Rows of one batch and temperature share a picture."""
+Picture = tuple[str, str, Any, list[Mapping[str, Any]]]
+"""(file name, title, painter, data)"""
 
 
 def draw_plots(rows: Sequence[Row], folder: Path, command: str) -> list[Path]:
     """Writes PNG and CSV files into a folder, which is made; the paths of the pictures.
+
+    Raises:
+        OptionError: the folder cannot be written.
+    """
+    return draw(_pictures(rows), folder, command)
+
+
+def draw(pictures: Iterable[Picture], folder: Path, command: str) -> list[Path]:
+    """Writes each picture as a PNG and its data as a CSV beside it.
+
+    Args:
+        pictures: what to draw.
+        folder: made if it is not there.
+        command: written under each.
+
+    Returns:
+        The paths of the pictures.
 
     Raises:
         OptionError: the folder cannot be written.
@@ -43,7 +62,7 @@ def draw_plots(rows: Sequence[Row], folder: Path, command: str) -> list[Path]:
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, title, paint, data in _pictures(rows):
+        for name, title, paint, data in pictures:
             figure = Figure(figsize=(7, 4.5), layout="constrained")
             FigureCanvasAgg(figure)
             axes = figure.subplots()
@@ -56,10 +75,6 @@ def draw_plots(rows: Sequence[Row], folder: Path, command: str) -> list[Path]:
     except OSError as error:
         raise OptionError("--plots", f"{folder}: {error.strerror or error}") from error
     return written
-
-
-Picture = tuple[str, str, Any, list[Mapping[str, Any]]]
-"""(file name, title, painter, data)"""
 
 
 def _pictures(rows: Sequence[Row]) -> Iterator[Picture]:
@@ -191,7 +206,8 @@ def _histogram(rows: Sequence[Row]) -> Any:
 
 def _finish(figure: Figure, axes: Axes, command: str) -> None:
     """Ratios start at 0; what made the picture is written under it."""
-    axes.set_ylim(bottom=0)
+    if axes.get_yscale() == "linear" and not axes.images:
+        axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +31,21 @@ class RowFile:
         path: made if it is not there. Rows of another key are kept beside it, in `PATH.old`.
         key: of this run.
         made_with: written into a new file; `made_with` is what the file has.
+        cell_of: what a row has measured, by which it is found again.
 
     Raises:
         OptionError: it cannot be read or written, or is no file of rows.
     """
 
-    def __init__(self, path: Path, key: str, made_with: Mapping[str, Any]):
+    def __init__(
+        self, path: Path, key: str, made_with: Mapping[str, Any], cell_of: Callable[[Row], Hashable] | None = None
+    ):
         self.path = path
         self.note: str | None = None
         """What the user should know about the file as it was found."""
         self.made_with = dict(made_with)
-        self._rows: dict[Cell, Row] = {}
+        self._cell = cell_of or _cell
+        self._rows: dict[Hashable, Row] = {}
         try:
             if not self._continue(key):
                 self._begin(key)
@@ -59,7 +63,7 @@ class RowFile:
             self.note = f"{self.path} has rows of another model, prompt set or option; they are now in {old}"
             return False
         self.made_with = header["made_with"]
-        self._rows = {_cell(row): row for row in rows}
+        self._rows = {self._cell(row): row for row in rows}
         if rows:
             self.note = f"{self.path}: {len(rows)} finished rows are kept"
         return True
@@ -77,13 +81,13 @@ class RowFile:
         self.path.unlink(missing_ok=True)
         self._write({"key": key, "made_with": self.made_with})
 
-    def get(self, cell: Cell) -> Row | None:
+    def get(self, cell: Hashable) -> Row | None:
         return self._rows.get(cell)
 
     def add(self, row: Row) -> None:
         """On disk when this returns."""
         self._write(row)
-        self._rows[_cell(row)] = row
+        self._rows[self._cell(row)] = row
 
     def _write(self, content: Mapping[str, Any]) -> None:
         with Journal(self.path) as journal:

@@ -7,10 +7,10 @@ import importlib.util
 import math
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -102,6 +102,8 @@ def bench(
 ) -> None:
     """Measure drafters at several K, batch sizes and temperatures, always beside plain decoding of the same engine.
 
+    `forerun bench load` measures requests that come and go, and scheduling: see its own --help.
+
     forerun bench --drafter ngram,small --k 2,4,8 --batch 1,4 --rows rows.jsonl --plots plots
     """
     destination = Output(output)
@@ -122,6 +124,18 @@ def bench(
 
         for path in draw_plots(result.rows, Path(run.plots), shlex.join(["forerun", *sys.argv[1:]])):
             notes().print(f"wrote {path}")
+
+
+def for_arguments(args: Sequence[str]) -> Callable[..., Any] | Mapping[str, Callable[..., Any]]:
+    """This command, unless the first word behind it is that of the other one: `forerun bench load`."""
+    if args[:1] != ["load"]:
+        return bench
+    from forerun.cli.bench_load import load
+
+    return {"load": load}
+
+
+bench.for_arguments = for_arguments  # type: ignore[attr-defined]
 
 
 def _ready(engine: EngineFlags, plan: Plan) -> EngineFlags:

@@ -17,10 +17,15 @@ from forerun.errors import ForerunError, OptionError, nearest
 
 COMMANDS = {
     "generate": ("forerun.cli.generate:generate", "Complete prompts, or chat."),
+    "serve": ("forerun.cli.serve:serve", "Serve a model behind the OpenAI API."),
     "doctor": ("forerun.cli.doctor:doctor", "What is here, and will this target and drafter work together?"),
     "train": ("forerun.cli.train:train", "Train a drafter for your own model."),
     "verify": ("forerun.cli.verify:verify", "Is speculative decoding lossless here? A certificate."),
-    "bench": ("forerun.cli.bench:bench", "Measure drafters against plain decoding: speed-up, acceptance, latency."),
+    "bench": ("forerun.cli.bench:bench", "Measure drafters against plain decoding; `bench load`: many requests."),
+    "simulate": ("forerun.cli.simulate:simulate", "Loads, drafters and policies on hardware that is not here."),
+    "recommend": ("forerun.cli.recommend:recommend", "What to run here: the speed-up to expect, and the best K."),
+    "profile": ("forerun.cli.profile:profile", "Measure what a step costs on this machine; scheduling goes by it."),
+    "calibrate": ("forerun.cli.calibrate:calibrate", "Fit a drafter's confidences to what is really accepted."),
     "data": ("forerun.cli.data:data", "Prepare training data; have prompts answered by the target."),
     "demo": ("forerun.cli.demo:demo", "Every drafter against plain decoding on the embedded model."),
 }
@@ -115,10 +120,10 @@ def _load(path: str, args: Sequence[str]) -> Callable[..., Any] | dict[str, Call
     """A command, or several that have a word in common."""
     module, _, attribute = path.partition(":")
     found = getattr(importlib.import_module(module), attribute)
+    if hasattr(found, "for_arguments"):  # its options, or which of several commands it is, depend on them
+        found = found.for_arguments(args)
     if isinstance(found, Mapping):
         return {name: _quiet(function) for name, function in found.items()}
-    if hasattr(found, "for_arguments"):  # its options depend on them
-        found = found.for_arguments(args)
     return _quiet(found)
 
 

@@ -1,0 +1,219 @@
+"""`forerun recommend`: what should be run here, and is it worth it?"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.cli.console import Output, as_json, notes, progress, screen, waiting
+from forerun.cli.load import load_drafters_of, load_target_of, with_drafters
+from forerun.cli.measuring import TargetArgument, fixed, measurable, measured, shown_on, text_of
+from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, PromptFlags, flags
+from forerun.cli.prompts import named_prompts, prompt_ids
+from forerun.errors import OptionError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forerun.bench.profiling.profiler import ProfileOptions
+    from forerun.bench.recommending.recommendation import Candidate
+    from forerun.bench.recommending.report import Recommendation
+    from forerun.budget.costs import Costs
+    from forerun.drafters.config import SpeculativeConfig
+    from forerun.engine import Engine
+    from forerun.sampling import Sampling
+    from forerun.target.hf import HFTarget
+
+PROMPTS = 8
+"""Of the package's own, where none are named."""
+SECONDS = 60.0
+"""To measure costs that are not known yet, for each drafter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecommendFlags:
+    """The load, and how acceptance is measured."""
+
+    concurrency: Annotated[str, typer.Option(metavar="LIST", help="Requests decoded together: 1,4,16.")] = "1"
+    context: Annotated[
+        int | None, typer.Option(help="Tokens before a request. Default: as in the prompts measured.")
+    ] = None
+    temperature: Annotated[float, typer.Option(help="Of the requests.")] = 0.0
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 64
+    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0
+    seconds: Annotated[float, typer.Option(help="To measure costs that were not measured yet.")] = SECONDS
+
+    def loads(self) -> list[int]:
+        """OptionError: not numbers of requests."""
+        try:
+            values = list(dict.fromkeys(int(item) for item in self.concurrency.split(",")))
+        except ValueError:
+            raise OptionError("--concurrency", f"must be numbers like 1,4,16; got {self.concurrency!r}") from None
+        if any(value < 1 for value in values):
+            raise OptionError("--concurrency", f"must all be at least 1, got {self.concurrency!r}")
+        return values
+
+    def sampling(self) -> Sampling:
+        from forerun.sampling import Sampling
+
+        if self.max_tokens < 2:
+            raise OptionError("max_tokens", f"must be at least 2, got {self.max_tokens}")
+        if self.context is not None and self.context < 0:
+            raise OptionError("context", f"must be at least 0, got {self.context}")
+        return Sampling(temperature=self.temperature, max_tokens=self.max_tokens, ignore_eos=True, seed=self.seed)
+
+    def options(self) -> ProfileOptions:
+        from forerun.bench.profiling.profiler import ProfileOptions
+
+        return ProfileOptions(seconds=self.seconds, temperature=self.temperature)
+
+
+@flags
+def recommend(
+    engine: EngineFlags,
+    prompts: PromptFlags,
+    run: RecommendFlags,
+    model: TargetArgument = None,
+    json_: JsonFlag = False,
+    output: OutputFlag = None,
+) -> None:
+    """The speed-up to expect of each drafter at a load, from acceptance measured on prompts and costs measured on this
+    machine (measured now where `forerun profile` has not), and the K and the command line that follow.
+
+    forerun recommend embedded --drafter ngram,small --concurrency 1,8
+    """
+    destination = Output(output)
+    loads, sampling = run.loads(), run.sampling()
+    run.options()
+    ready = with_drafters(measurable(engine, model), "comparing")
+    configs = [fixed(config) for config in ready.drafters() if config.name != "vanilla"]
+    if not configs:
+        raise OptionError("--drafter", "vanilla is what every drafter is compared with; name another one")
+    named = named_prompts(prompts)
+    with waiting("loading"):
+        loaded = load_target_of(ready)
+    ids = prompt_ids(named, loaded.tokenizer, prompts.limit or PROMPTS)
+    choices = [_choice(ready, loaded, config, ids, run) for config in configs]
+    most = max(*loads, ready.max_num_seqs or 0, 64)
+    context = run.context if run.context is not None else sum(map(len, ids)) // len(ids) + run.max_tokens // 2
+    _report(_recommendation(choices, loads, context, most, loaded.window), loaded, sampling, destination, json_)
+
+
+def _recommendation(
+    choices: Sequence[Candidate], loads: Sequence[int], context: int, most: int, window: int
+) -> Recommendation:
+    from forerun.bench.recommending.report import Recommendation, Setting
+
+    return Recommendation.of(choices, Setting(loads, context, most, window))
+
+
+def _choice(
+    ready: EngineFlags, target: HFTarget, config: SpeculativeConfig, prompts: list[list[int]], run: RecommendFlags
+) -> Candidate:
+    """One drafter, loaded alone beside the target: two of a kind can be compared."""
+    from forerun.bench.recommending.acceptance import shown
+    from forerun.bench.recommending.recommendation import Candidate
+
+    with waiting(f"loading {config.name}"):
+        engine = _engine(ready, target, config)
+    with engine:
+        [entry] = engine.core.loaded
+        costs = _costs(engine, ready, prompts, run.options())
+        with progress(f"decoding with {entry.name}", len(prompts) * run.max_tokens) as advance:
+            found = shown(engine, entry, prompts, run.sampling(), advance)
+    return Candidate(_label(config), _command(ready, config), costs, found)
+
+
+def _engine(ready: EngineFlags, target: HFTarget, config: SpeculativeConfig) -> Engine:
+    from forerun.engine import Engine, EngineOptions
+    from forerun.engine.tuning import scheduling_of
+
+    options = EngineOptions.of(ready.options())
+    loaded = load_drafters_of(ready, target, [config])
+    return Engine(target, loaded, options, scheduling=scheduling_of(target, loaded, options, look_up=False))
+
+
+def _costs(engine: Engine, ready: EngineFlags, prompts: list[list[int]], options: ProfileOptions) -> Costs:
+    """As stored for this machine; measured and stored where that lacks the drafter."""
+    from forerun.budget.stored import profiles_folder, read_profile, write_profile
+    from forerun.engine.profile_key import engine_key, model_of
+
+    [entry] = engine.core.loaded
+    folder = profiles_folder(ready.calibration_cache)
+    known = None if folder is None else read_profile(engine_key(engine.target), folder)
+    if known is not None and known.models.get(entry.name, "") == model_of(entry.config) and entry.name in known.drafts:
+        return known.costs(entry.name)
+    notes().print(f"the costs of {entry.name} are not known on this machine: measuring")
+    profile = measured(engine, prompts, options, None if known is None else known.verify).profile
+    if folder is not None:
+        write_profile(profile, folder)
+    return profile.costs(entry.name)
+
+
+def _label(config: SpeculativeConfig) -> str:
+    return config.name if config.model is None else f"{config.name} ({config.model})"
+
+
+def _command(ready: EngineFlags, config: SpeculativeConfig) -> str:
+    """Flags of `forerun generate` that load this pair as it was loaded here."""
+    words = ["--target", ready.target]
+    for name in ("dtype", "device", "threads"):
+        value = getattr(ready, name)
+        words += [] if value is None else [f"--{name}", str(value)]
+    given = config.model_dump(exclude_unset=True, exclude={"policy", "num_speculative_tokens"})
+    if set(given) == {"method"} or set(given) == {"model"}:
+        return shlex.join([*words, "--drafter", *map(str, given.values())])
+    return shlex.join([*words, "--speculative-config", json.dumps(given)])
+
+
+# ------------------------------------------------------------------------------------------------------------- showing
+
+
+def _report(
+    recommendation: Recommendation, target: HFTarget, sampling: Sampling, destination: Output, json_: bool
+) -> None:
+    from forerun.bench.machine import versions
+    from forerun.bench.provenance import hardware, model
+
+    made = {"target": model(target), "hardware": hardware(target.device), "versions": versions()}
+    options = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "seed": sampling.seed}
+    if json_:
+        destination.write(as_json({**recommendation.as_dict(), "options": options, **made}))
+    elif destination.path is not None:
+        destination.write(text_of(lambda console: _show(recommendation, made, options, console)))
+    else:
+        _show(recommendation, made, options, shown_on(screen()))
+
+
+def _show(recommendation: Recommendation, made: dict[str, Any], options: dict[str, Any], console: Console) -> None:
+    from forerun.bench.recommending.report import FORMULA, by_k, sentences, table
+
+    console.print(table(recommendation))
+    console.print()
+    console.print(by_k(recommendation))
+    console.print()
+    for line in sentences(recommendation):
+        console.print(line, markup=False)
+    console.print()
+    target, hardware = made["target"], made["hardware"]
+    console.print(
+        f"{target['name']}, {target['dtype']}, on {hardware['name']} ({hardware['device']}, {hardware['threads']} "
+        f"threads); temperature {options['temperature']:g}, behind {recommendation.setting.context} tokens",
+        style="dim",
+        markup=False,
+    )
+    for choice in recommendation.choices:
+        shown = choice.shown
+        survival = " ".join(f"{value:.2f}" for value in shown.survival())
+        console.print(
+            f"{choice.label}: {shown.rounds} rounds of {shown.prompts} prompts, a draft in {100 * shown.match():.0f} % "
+            f"of them, survival by position {survival}",
+            style="dim",
+            markup=False,
+        )
+    console.print(FORMULA, style="dim", markup=False)
