@@ -1,0 +1,37 @@
+"""Floor 4: an OpenAI-compatible server over one engine. Needs the extra `serve`.
+
+    options.py      what can be set               body.py, fields.py, schemas.py    what a request may say
+    app.py          the application               prompt.py, parameters.py          from fields to prompt and sampling
+    server.py       its state, from load to stop  chat.py, completions.py           the two endpoints
+    routes.py       the routes                    grammar.py                        answers of a prescribed form
+    security.py     key and request id            answer.py, answers.py             the text taken apart, and its JSON
+    gate.py         queue, deadlines, draining    account.py, metrics.py            tokens, times, drafting, Prometheus
+    exchange.py     streams and disconnects       loglines.py, tracing.py, cards.py what operators watch
+    run.py          on a socket                   service.py, generation.py         one engine, one answer
+
+The web framework is imported on first use, so that options can be checked without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forerun.serve.app import create_app as create_app
+    from forerun.serve.options import ServeOptions as ServeOptions
+    from forerun.serve.run import serve as serve
+
+_HOMES = {
+    "ServeOptions": "forerun.serve.options",
+    "create_app": "forerun.serve.app",
+    "serve": "forerun.serve.run",
+}
+
+__all__ = ["ServeOptions", "create_app", "serve"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'forerun.serve' has no attribute {name!r}")

@@ -1,0 +1,251 @@
+"""Answers of a prescribed form: a mask that is part of the target's law, and of the draft's before it is drawn from.
+
+The mask of a position is a pure function of the tokens of the answer before it, so every row of a verify block sees its
+own, and nothing has to be brought back after a rejection. Masking a law before drawing is lossless; a token drawn
+without the mask would be refused with p = 0 (methods 7.5, rule 4).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from forerun.serve.errors import ApiError, invalid, unsupported
+from forerun.target.base import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KEPT = 64
+"""Compiled grammars kept for later requests."""
+
+LONGEST = 1 << 18
+"""Characters of a grammar's source: its compilation must not take memory without bound."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """The form of an answer as it was asked for. `param` is the field that asked."""
+
+    param: str
+    kind: Literal["json", "regex", "lark"]
+    source: str
+
+    def __post_init__(self) -> None:
+        if len(self.source) > LONGEST:
+            raise invalid(self.param, f"is longer than {LONGEST} characters")
+
+    @classmethod
+    def json(cls, param: str, schema: dict[str, Any] | str) -> Grammar:
+        """JSON that a schema describes; the schema as an object or as text."""
+        return cls(param, "json", schema if isinstance(schema, str) else json.dumps(schema))
+
+    @classmethod
+    def regex(cls, param: str, pattern: str) -> Grammar:
+        """The whole answer matches a regular expression."""
+        return cls(param, "regex", pattern)
+
+    @classmethod
+    def choice(cls, param: str, texts: Sequence[str]) -> Grammar:
+        """One of some texts."""
+        if not all(texts):
+            raise invalid(param, "an empty text cannot be chosen")
+        return cls(param, "lark", "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
+
+    @classmethod
+    def lark(cls, param: str, source: str) -> Grammar:
+        """A context-free grammar in Lark's notation, as llguidance reads it."""
+        return cls(param, "lark", source)
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer. Callers may be in any thread.
+
+    Args:
+        tokenizer: of the target.
+        vocab_size: columns of its logits.
+        eos_ids: any of them may end an answer where its form is complete.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Iterable[int]):
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = sorted(i for i in eos_ids if i < vocab_size)
+        self._lock = threading.Lock()
+        self._ready: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._inner: Any = None
+
+    def compile(self, grammar: Grammar) -> Form:
+        """The form, for the prompts of one request.
+
+        Raises:
+            ApiError: 400, the grammar cannot be read, or nothing here reads grammars.
+        """
+        key = (grammar.kind, grammar.source)
+        with self._lock:
+            matcher = self._ready.get(key) or self._compiled(grammar)
+            self._ready[key] = matcher
+            self._ready.move_to_end(key)
+            if len(self._ready) > KEPT:
+                self._ready.popitem(last=False)
+            return Form(grammar.param, matcher.deep_copy(), self._vocab_size, self._eos_ids)
+
+    def _compiled(self, grammar: Grammar) -> Any:
+        try:
+            from llguidance import LLMatcher
+        except ImportError:
+            message = "needs the package llguidance (part of the extra `serve`)"
+            raise unsupported(grammar.param, message) from None
+        if not self._eos_ids:
+            raise unsupported(grammar.param, "the model has no end-of-sequence token to end a complete answer with")
+        try:
+            if grammar.kind == "json":
+                text = LLMatcher.grammar_from_json_schema(grammar.source)
+            elif grammar.kind == "regex":
+                text = LLMatcher.grammar_from_regex(grammar.source)
+            else:
+                text = LLMatcher.grammar_from_lark(grammar.source)
+        except ValueError as error:
+            raise _refused(grammar, str(error)) from None
+        matcher = LLMatcher(self._tokens(), text, log_level=0)
+        if matcher.is_error():
+            raise _refused(grammar, matcher.get_error())
+        return matcher
+
+    def _tokens(self) -> Any:
+        """llguidance's view of the tokenizer: bytes of every token."""
+        if self._inner is None:
+            from llguidance import LLTokenizer
+
+            own = getattr(getattr(self._tokenizer, "inner", None), "backend_tokenizer", None)
+            described = own.to_str() if own is not None else _described(self._tokenizer, self._eos_ids[0])
+            self._inner = LLTokenizer(described, n_vocab=self._vocab_size, eos_token=self._eos_ids[0])
+        return self._inner
+
+
+def _refused(grammar: Grammar, message: str) -> ApiError:
+    return invalid(grammar.param, f"this form cannot be compiled: {' '.join(message.split())[:300]}")
+
+
+def _described(tokenizer: Tokenizer, eos_id: int) -> Any:
+    """A tokenizer that is not Hugging Face's, by the bytes of its tokens."""
+    from llguidance import TokenizerWrapper
+
+    from forerun.serve.tokens import TokenText
+
+    text = TokenText(tokenizer)
+
+    class Described:
+        eos_token_id = eos_id
+        bos_token_id = None
+        tokens = [text.bytes_of(i) for i in range(tokenizer.size)]  # noqa: RUF012 - read once
+        special_token_ids = sorted(tokenizer.special_ids)
+
+        def __call__(self, content: bytes | str) -> list[int]:
+            return tokenizer.encode(content if isinstance(content, str) else content.decode(errors="replace"), False)
+
+    return TokenizerWrapper(Described())
+
+
+class Form:
+    """A compiled grammar with the places in it that are being looked at. It belongs to the engine's thread."""
+
+    MOST = 16
+    """Places kept: one for each sample of a request, were there not more; others are walked to again."""
+
+    def __init__(self, param: str, fresh: Any, vocab_size: int, eos_ids: Sequence[int]):
+        self.param = param
+        self.vocab_size = vocab_size
+        self.eos_ids = list(eos_ids)
+        self._fresh = fresh
+        self._places: OrderedDict[int, tuple[list[int], Any]] = OrderedDict()
+        self._numbers = 0
+
+    def of(self, prompt_length: int) -> Constraint:
+        """The form as a constraint on what follows a prompt of this length."""
+        return Constraint(self, prompt_length)
+
+    def at(self, output: Sequence[int]) -> Any:
+        """A matcher that has read exactly these tokens; None where the grammar does not allow them."""
+        wanted = [self.eos_ids[0] if token in self.eos_ids else token for token in output]
+        number, read, matcher = self._nearest(wanted)
+        shared = _common(read, wanted)
+        if shared < len(read):
+            matcher.rollback(len(read) - shared)
+            del read[shared:]
+        rest = wanted[shared:]
+        consumed = matcher.try_consume_tokens(rest) if rest else 0
+        read += rest[:consumed]
+        self._places.move_to_end(number)
+        return matcher if consumed == len(rest) else None
+
+    def _nearest(self, wanted: list[int]) -> tuple[int, list[int], Any]:
+        """The place from which least has to be taken back or read; a new one where none is near."""
+        best = max(self._places.items(), key=lambda item: _common(item[1][0], wanted), default=None)
+        if best is not None:
+            number, (read, matcher) = best
+            if len(read) - _common(read, wanted) <= 32 or len(self._places) >= self.MOST:
+                return number, read, matcher
+        self._numbers += 1
+        self._places[self._numbers] = [], self._fresh.deep_copy()
+        return self._numbers, *self._places[self._numbers]
+
+
+class Constraint:
+    """A form as a logits processor of one prompt's samples, and as the rule that ends them."""
+
+    def __init__(self, form: Form, prompt_length: int):
+        self._form = form
+        self._prompt_length = prompt_length
+
+    def __call__(self, tokens: Sequence[int], logits: Tensor) -> Tensor:
+        """Logits [V] with everything masked that the form does not allow behind these tokens.
+
+        Behind a draft token that is itself not allowed nothing is masked: verification refuses that token, so the row
+        is never looked at.
+        """
+        import torch
+
+        matcher = self._form.at(tokens[self._prompt_length :])
+        if matcher is None:
+            return logits
+        allowed = torch.from_numpy(self._allowed(matcher)).to(logits.device)
+        return logits.masked_fill(~allowed, float("-inf"))
+
+    def _allowed(self, matcher: Any) -> Any:
+        """[V] bool"""
+        import numpy as np
+
+        form = self._form
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+        allowed = np.zeros(form.vocab_size, dtype=bool)
+        known = min(form.vocab_size, len(bits))
+        allowed[:known] = bits[:known].astype(bool)
+        allowed[form.eos_ids] = allowed[form.eos_ids[0]]
+        return allowed
+
+    def complete(self, tokens: Sequence[int]) -> bool:
+        """Whether the answer is complete and nothing may follow it."""
+        matcher = self._form.at(tokens[self._prompt_length :])
+        return matcher is not None and matcher.is_stopped()
+
+
+def _common(left: list[int], right: list[int]) -> int:
+    """Length of the common beginning, by halving: comparing slices is a loop in C."""
+    low, high = 0, min(len(left), len(right))
+    if left[:high] == right[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+__all__ = ["Constraint", "Form", "Grammar", "Grammars"]

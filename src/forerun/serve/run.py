@@ -1,0 +1,103 @@
+"""`serve`: the application on a socket, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from forerun.engine import Engine
+from forerun.errors import OptionError
+from forerun.serve.app import create_app
+from forerun.serve.options import ServeOptions
+from forerun.serve.server import Server
+
+logger = logging.getLogger("forerun.serve")
+
+
+class _Uvicorn(uvicorn.Server):
+    """Stops in two steps: first nobody is let in any more and who is inside finishes, then the socket closes."""
+
+    server: Server
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
+        # Not super(): it would raise the signal again at the end, and a stop that was asked for is no failure.
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        elif not self.should_exit:
+            logger.info("stopping; running requests have %g s to finish", self.server.options.drain_timeout)
+        self.should_exit = True
+
+
+def serve(
+    load: Callable[[], Engine],
+    options: ServeOptions,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    listening: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Args:
+        load: makes the engine, while `/health` is already answered with 503.
+        options: of the server.
+        host: address to listen at.
+        port: 0: any that is free.
+        listening: told the address once requests are taken.
+
+    Raises:
+        OptionError: the address cannot be used. Whatever `load` raised.
+    """
+    sock = _listen(host, port)
+    app = create_app(load, options, failed=lambda: setattr(web, "should_exit", True))
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(options.drain_timeout) + 5,
+        lifespan="on",
+    )
+    web = _Uvicorn(config)
+    web.server = app.state.server
+    listening(f"http://{host}:{sock.getsockname()[1]}")
+    asyncio.run(_run(web, sock, app.state.server))
+    if app.state.server.error is not None:
+        raise app.state.server.error
+
+
+async def _run(web: _Uvicorn, sock: socket.socket, server: Server) -> None:
+    """uvicorn, and beside it the drain that begins when it is told to stop."""
+
+    async def drain() -> None:
+        while not web.should_exit:
+            await asyncio.sleep(0.05)
+        await server.drain()
+
+    draining = asyncio.create_task(drain())
+    try:
+        await web.serve(sockets=[sock])
+    finally:
+        draining.cancel()
+        await asyncio.gather(draining, return_exceptions=True)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except (OSError, OverflowError) as error:
+        sock.close()
+        raise OptionError("--port", f"cannot listen at {host}:{port}: {error}") from None
+    sock.set_inheritable(True)
+    return sock
+
+
+__all__ = ["serve"]

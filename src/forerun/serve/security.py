@@ -1,0 +1,81 @@
+"""What every request passes first: the key, and an id of its own. Plain ASGI: streams are not buffered."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from forerun.serve.errors import ApiError
+from forerun.serve.exchange import error_response
+
+OPEN = frozenset({"/health", "/version"})
+"""Routes without a key: probes have none."""
+ID_HEADER = "x-request-id"
+
+_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+def is_id(text: str) -> bool:
+    """Whether a request's own id can be used: it goes into headers and logs."""
+    return _ID.fullmatch(text) is not None
+
+
+class Entrance:
+    """Checks `Authorization: Bearer KEY`; answers with the id of the request.
+
+    Args:
+        app: what stands behind.
+        keys: any of them opens; none: everything is open.
+        open_page: whether the page at `/`, which asks for the key itself, is served without one.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str] = (), open_page: bool = False):
+        self._app = app
+        self._keys = [_digest(key.encode()) for key in keys]
+        self._open_page = open_page
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = {name: value for name, value in scope["headers"] if name in (b"authorization", ID_HEADER.encode())}
+        own = given.get(ID_HEADER.encode(), b"").decode("latin-1")
+        number = own if is_id(own) else secrets.token_hex(16)
+        scope["state"] = {**scope.get("state", {}), "request_id": number}
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [*message.get("headers", ()), (ID_HEADER.encode(), number.encode())]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        if self._lets_in(scope, given.get(b"authorization", b"")):
+            await self._app(scope, receive, answer)
+            return
+        headers = {"WWW-Authenticate": "Bearer"}
+        refused = ApiError(
+            401, "a valid key is needed: Authorization: Bearer KEY", code="invalid_api_key", headers=headers
+        )
+        await error_response(refused)(scope, receive, answer)
+
+    def _lets_in(self, scope: Scope, authorization: bytes) -> bool:
+        path = scope["path"]
+        if not self._keys or path in OPEN or scope["method"] == "OPTIONS":
+            return True
+        if self._open_page and scope["method"] == "GET" and (path == "/" or path.startswith("/static/")):
+            return True
+        kind, _, key = authorization.partition(b" ")
+        digest = _digest(key.strip())
+        # Every key is compared, each in constant time: how long it takes says nothing.
+        matches = [hmac.compare_digest(digest, own) for own in self._keys]
+        return kind.lower() == b"bearer" and any(matches)
+
+
+def _digest(key: bytes) -> bytes:
+    """Of equal length for every key, so that not even that is told."""
+    return hashlib.sha256(key).digest()

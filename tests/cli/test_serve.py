@@ -1,0 +1,63 @@
+"""`forerun serve`: what is wrong with the command line is told before anything is loaded or listened at."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from forerun.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("flags", "option"),
+    [
+        (["--max-queue", "-1"], "--max-queue"),
+        (["--drain-timeout", "0"], "--drain-timeout"),
+        (["--override-generation-config", "{"], "--override-generation-config"),
+        (["--override-generation-config", "[1]"], "--override-generation-config"),
+        (["--override-generation-config", '{"temprature": 1}'], "--override-generation-config"),
+        (["--allowed-origins", '{"a": 1}'], "--allowed-origins"),
+        (["--chat-template", "no-such-file"], "--chat-template"),
+        (["--reasoning-parser", "other"], "--reasoning-parser"),
+        (["--tool-call-parser", "other"], "--tool-call-parser"),
+        (["--metrics-compat", "sglang"], "--metrics-compat"),
+        (["--per-request-spec-decode-metrics", "all"], "--per-request-spec-decode-metrics"),
+        (["--logprobs-mode", "processed_logprobs"], "--logprobs-mode"),
+        (["--enable-prefix-caching"], "--enable-prefix-caching"),
+        (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill"),
+        (["--block-size", "32"], "--block-size"),
+        (["--api-key", ""], "--api-key"),
+        (["--drafter", "ngrma"], "--drafter"),
+        (["--nothing"], "--nothing"),
+        (["embedded-small", "--target", "other"], "MODEL"),
+    ],
+    ids=str,
+)
+def test_a_flag_that_cannot_be_used_is_named(refused, flags, option):
+    """One line, exit code 2."""
+    assert refused("serve", *flags).startswith(f"{option}: ")
+
+
+def test_flags_of_vllm_that_ask_for_what_is_so_are_accepted(refused):
+    """They are no error: the line is about the port, which comes after all of them."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        flags = [
+            "--enable-auto-tool-choice",
+            "--enable-chunked-prefill",
+            "--no-enable-prefix-caching",
+            "--enforce-eager",
+        ]
+        assert refused("serve", *flags, "--block-size", "16", "--port", port).startswith("--port: cannot listen at")
+
+
+def test_help_is_quick_and_names_the_groups(run):
+    """Help needs neither torch nor the web framework."""
+    ran = run("serve", "--help")
+    assert ran.code == 0
+    for word in ("--api-key", "--max-queue", "--served-model-name", "--drafter", "--metrics-compat"):
+        assert word in ran.out
+    assert main(["serve", "--help"]) == 0

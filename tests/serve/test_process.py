@@ -1,0 +1,247 @@
+"""The server as users run it: a process of its own on a socket, spoken to by OpenAI's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+import pytest
+
+from forerun.engine import Engine
+from forerun.errors import ModelError
+from forerun.serve import ServeOptions, serve
+
+KEY = "secret-key"
+
+
+@dataclass
+class Process:
+    """A running `forerun serve`."""
+
+    process: subprocess.Popen[str]
+    url: str
+    log: Path
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+def start(model: str, log: Path, *flags: str) -> Process:
+    """Starts it and waits until it is ready."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FORERUN_API_KEY": KEY}
+    command = [sys.executable, "-m", "forerun", "serve", model, "--port", "0", *flags]
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stderr=file, stdout=subprocess.DEVNULL, text=True, env=environment)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        found = re.search(r"listening at (http://[\d.:]+)", log.read_text())
+        if found and _status(f"{found[1]}/health") == 200:
+            return Process(process, found[1], log)
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.1)
+    process.kill()
+    raise AssertionError(log.read_text())
+
+
+def _status(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3_dir: Path, tiny_small_dir: Path) -> Iterator[Process]:
+    log = tmp_path_factory.mktemp("serve") / "log"
+    config = json.dumps({"method": "small", "model": str(tiny_small_dir), "num_speculative_tokens": 3})
+    process = start(str(tiny_qwen3_dir), log, "--served-model-name", "tiny", "--speculative-config", config)
+    yield process
+    if process.process.poll() is None:
+        process.stop()
+
+
+@pytest.fixture
+def client(served: Process) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def test_the_openai_client_reads_whole_answers(client):
+    """Chat, completion, models: every field where the library expects it."""
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    messages = [{"role": "user", "content": "hello"}]
+    chat = client.chat.completions.create(
+        model="tiny", messages=messages, temperature=0, max_completion_tokens=8, logprobs=True, top_logprobs=2, n=2
+    )
+    assert len(chat.choices) == 2
+    assert chat.choices[0].message.role == "assistant"
+    assert chat.usage.completion_tokens == sum(len(c.logprobs.content) for c in chat.choices)
+    assert len(chat.choices[0].logprobs.content[0].top_logprobs) >= 2
+    completion = client.completions.create(model="tiny", prompt="def area(", max_tokens=6, temperature=0, echo=True)
+    assert completion.choices[0].text.startswith("def area(")
+    assert completion.usage.prompt_tokens == 9
+
+
+def test_the_openai_client_reads_streams(client):
+    """The pieces add up to the whole; usage comes last."""
+    messages = [{"role": "user", "content": "hello"}]
+    fields = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 12}
+    whole = client.chat.completions.create(**fields)
+    chunks = list(client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == whole.choices[0].finish_reason
+    parts = client.completions.create(model="tiny", prompt="abc", max_tokens=6, temperature=0, stream=True)
+    text = client.completions.create(model="tiny", prompt="abc", max_tokens=6, temperature=0).choices[0].text
+    assert "".join(part.choices[0].text for part in parts) == text
+
+
+def test_the_openai_client_passes_our_own_fields_and_reads_our_own_answers(client):
+    """extra_body: speculative and verify_mode; the same text with and without drafts; metrics at the root."""
+    fields = {"model": "tiny", "prompt": "abcabc", "max_tokens": 20, "seed": 3, "temperature": 0.8}
+    extra = {"verify_mode": "coupled"}
+    drafted = client.completions.create(**fields, extra_body=extra)
+    plain = client.completions.create(**fields, extra_body={**extra, "speculative": False})
+    assert drafted.choices[0].text == plain.choices[0].text
+    assert drafted.model_extra["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
+    assert plain.model_extra["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
+
+
+def test_the_openai_client_raises_its_own_errors(client, served):
+    """A bad field, an unknown model, a wrong key: the classes that programs catch, with code and param."""
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.completions.create(model="tiny", prompt="a", extra_body={"temprature": 1})
+    assert (bad.value.param, bad.value.code) == ("temprature", "unknown_parameter")
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="gpt-5", prompt="a")
+    stranger = openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0)
+    with stranger, pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
+
+
+def test_the_openai_client_gets_tools_and_json(client):
+    """response_format of the library's own kind."""
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    chat = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "json"}],
+        max_tokens=100,
+        temperature=0,
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+    )
+    if chat.choices[0].finish_reason == "stop":
+        assert json.loads(chat.choices[0].message.content)["a"] in (1, 2)
+
+
+def test_the_async_client_in_parallel(served):
+    """Twenty at once, whole and streamed: each gets its own answer, those of one prompt are equal."""
+
+    async def main() -> None:
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0) as client:
+
+            async def one(number: int) -> str:
+                fields = {"model": "tiny", "prompt": "ab" * (number % 3 + 1), "max_tokens": 15, "temperature": 0}
+                if number % 2:
+                    done = await client.completions.create(**fields)
+                    return done.choices[0].text
+                parts = await client.completions.create(**fields, stream=True)
+                return "".join([part.choices[0].text async for part in parts])
+
+            texts = await asyncio.gather(*(one(number) for number in range(20)))
+            for number in range(20):
+                assert texts[number] == texts[number % 3]
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_breaks_off_frees_its_request(served):
+    """A client that closes its socket in the middle of a stream: the server counts an abort and goes on."""
+    host, port = served.url.removeprefix("http://").split(":")
+    body = json.dumps({"prompt": "a", "max_tokens": 240, "temperature": 0, "stream": True, "ignore_eos": True}).encode()
+    lines = ["POST /v1/completions HTTP/1.1", "Host: x", f"Authorization: Bearer {KEY}", f"Content-Length: {len(body)}"]
+    head = "\r\n".join([*lines, "", ""])
+    before = _aborted(served)
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head.encode() + body)
+        assert b"200 OK" in connection.recv(100)
+    deadline = time.monotonic() + 20
+    while _aborted(served) == before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _aborted(served) == before + 1
+    assert _gauge(served, "num_requests_running") == 0
+
+
+def _page(served: Process) -> str:
+    request = urllib.request.Request(f"{served.url}/metrics", headers={"Authorization": f"Bearer {KEY}"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return answer.read().decode()
+
+
+def _aborted(served: Process) -> float:
+    lines = [line for line in _page(served).splitlines() if "request_success_total{" in line and '"abort"' in line]
+    return float(lines[0].split()[-1]) if lines else 0.0
+
+
+def _gauge(served: Process, name: str) -> float:
+    [line] = [line for line in _page(served).splitlines() if line.startswith(f"forerun:{name}{{")]
+    return float(line.split()[-1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_sigterm_drains(tmp_path, tiny_qwen3_dir, number):
+    """A stream that runs when the signal comes gets its whole answer; the process then ends with 0."""
+    process = start(str(tiny_qwen3_dir), tmp_path / "log")
+    with openai.OpenAI(base_url=f"{process.url}/v1", api_key=KEY, max_retries=0) as client:
+        fields = {"model": str(tiny_qwen3_dir), "prompt": "a", "max_tokens": 200, "temperature": 0}
+        parts = client.completions.create(**fields, stream=True, extra_body={"ignore_eos": True})
+        first = next(iter(parts))
+        process.process.send_signal(number)
+        chunks = [first, *parts]
+        assert chunks[-1].choices[0].finish_reason == "length"
+    assert process.process.wait(60) == 0, process.log.read_text()
+    assert "stopping" in process.log.read_text()
+    assert "Traceback" not in process.log.read_text()
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server():
+    """What loading raised is raised, not a server that answers 503 forever; the address was told before."""
+    said: list[str] = []
+
+    def load() -> Engine:
+        raise ModelError("--target: there is no such model")
+
+    with pytest.raises(ModelError, match="no such model"):
+        serve(load, ServeOptions(), port=0, listening=said.append)
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+", said[0])
+
+
+@pytest.mark.slow
+def test_schemathesis_finds_no_5xx(tmp_path, tiny_qwen3_dir):
+    """Requests made of the OpenAPI document, right and wrong ones: never a 5xx, statuses and bodies as documented."""
+    process = start(str(tiny_qwen3_dir), tmp_path / "log", "--max-model-len", "64")
+    command = [
+        str(Path(sys.executable).parent / "schemathesis"), "run", f"{process.url}/openapi.json",
+        "--header", f"Authorization: Bearer {KEY}", "--checks", "not_a_server_error,response_schema_conformance",
+        "--max-examples", "60", "--request-timeout", "20", "--seed", "1",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, cwd=tmp_path)
+    process.stop()
+    assert done.returncode == 0, done.stdout[-4000:]
