@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
+if TYPE_CHECKING:
+    import forerun
+
 LENGTHS = (1, 2, 3, 4, 6)
 """K of the runs at batch 1."""
-
-Method = Literal["plain", "small", "ngram"]
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,9 @@ class Config:
     """One way to decode a prompt."""
 
     engine: Literal["forerun", "transformers"]
-    method: Method
-    """In transformers' words: small is `assistant_model`, ngram is `prompt_lookup_num_tokens`."""
+    method: str
+    """`plain` or a kind of drafter. In transformers' words: small is `assistant_model`, ngram is
+    `prompt_lookup_num_tokens`."""
     k: int | None
     """Draft tokens per round; None: what transformers does when only `assistant_model` is given."""
     temperature: float
@@ -97,37 +99,84 @@ class Forerun:
     def __init__(self, target: str, draft: str, dtype: str, threads: int):
         import forerun
 
-        drafters = [{"method": "small", "model": draft}, {"method": "ngram"}]
+        fixed = {"policy": "fixed"}  # K is what a row says, whatever has been measured on this machine
+        drafters = [{"method": "small", "model": draft} | fixed, {"method": "ngram"} | fixed]
         self._engine = forerun.Engine.load(
             target, drafters, dtype=dtype, threads=threads, num_speculative_tokens=max(LENGTHS)
         )
 
     def run(self, config: Config, job: Job) -> Run:
-        from forerun import Sampling
+        return decoded(self._engine, config, job)
 
-        sampling = Sampling(
-            temperature=config.temperature,
-            max_tokens=job.max_tokens,
-            seed=job.seed,
-            logprobs=2 if job.margins else None,
-        )
-        speculative = False if config.method == "plain" else {"method": config.method, "max_draft": config.k}
-        clock = _Clock()
-        completions: dict[int, Any] = {}
-        for chunk in self._engine.stream(job.prompts, sampling, speculative=speculative):
-            if chunk.prompt_index == 0 and chunk.token_ids:
-                clock.tick()
-            if chunk.completion is not None:
-                completions[chunk.prompt_index] = chunk.completion
-        run = clock.stop()
-        done = [completions[i] for i in range(len(job.prompts))]
-        run.ids = [completion.token_ids for completion in done]
-        run.margins = [_margins(completion.logprobs) for completion in done] if job.margins else []
-        run.counters = _summed([completion.stats for completion in done])
-        run.target_passes = max(completion.stats.target_steps for completion in done) + 1
-        if run.counters["drafter_faults"]:
-            raise RuntimeError(f"the drafter of {config.name} raised in {run.counters['drafter_faults']} rounds")
-        return run
+
+class Alone:
+    """forerun with one drafter at a time: neither plain decoding nor a drafter pays for what another one reads.
+
+    Args:
+        target: folder of the target, or an embedded name.
+        drafters: what `--speculative-config` takes, one per kind.
+        longest: the largest K that will be asked for; K is what a row says, the scheduler has no part in it.
+        dtype: of target and drafters.
+        threads: of torch.
+    """
+
+    def __init__(self, target: str, drafters: Sequence[Mapping[str, Any]], longest: int, dtype: str, threads: int):
+        from forerun.engine import EngineOptions
+        from forerun.engine.load import drafting_up_to, load_drafters
+        from forerun.target.load import load_target
+
+        self.target = load_target(target, dtype=dtype, threads=threads)  # type: ignore[arg-type]
+        loaded = load_drafters([{"policy": "fixed", **one} for one in drafters], self.target, EngineOptions())
+        self._loaded = {entry.name: entry for entry in drafting_up_to(loaded, longest)}
+
+    def run(self, config: Config, job: Job) -> Run:
+        from forerun import Engine
+        from forerun.engine import EngineOptions
+
+        drafters = [] if config.method == "plain" else [self._loaded[config.method]]
+        options = EngineOptions(max_num_seqs=len(job.prompts), kv_cache_memory_bytes=self._storage(drafters, job))
+        with Engine(self.target, drafters, options) as engine:
+            return decoded(engine, config, job)
+
+    def _storage(self, drafters: Sequence[Any], job: Job) -> int:
+        """Bytes of KV for these prompts and their answers, a block each to spare for what is drafted."""
+        from forerun.target.blocks import blocks_for
+
+        block = self.target.block_bytes + sum(entry.drafter.block_bytes for entry in drafters)
+        return block * sum(blocks_for(len(prompt) + job.max_tokens + SPARE) for prompt in job.prompts)
+
+
+SPARE = 64
+"""Rows beyond what a request may commit: drafts of its last round."""
+
+
+def decoded(engine: forerun.Engine, config: Config, job: Job) -> Run:
+    """One job through forerun, by its stream. RuntimeError if the drafter raised: its rounds would be plain ones."""
+    from forerun import Sampling
+
+    sampling = Sampling(
+        temperature=config.temperature,
+        max_tokens=job.max_tokens,
+        seed=job.seed,
+        logprobs=2 if job.margins else None,
+    )
+    speculative = False if config.method == "plain" else {"method": config.method, "max_draft": config.k}
+    clock = _Clock()
+    completions: dict[int, Any] = {}
+    for chunk in engine.stream(job.prompts, sampling, speculative=speculative):
+        if chunk.prompt_index == 0 and chunk.token_ids:
+            clock.tick()
+        if chunk.completion is not None:
+            completions[chunk.prompt_index] = chunk.completion
+    run = clock.stop()
+    done = [completions[i] for i in range(len(job.prompts))]
+    run.ids = [completion.token_ids for completion in done]
+    run.margins = [_margins(completion.logprobs) for completion in done] if job.margins else []
+    run.counters = _summed([completion.stats for completion in done])
+    run.target_passes = max(completion.stats.target_steps for completion in done) + 1
+    if run.counters["drafter_faults"]:
+        raise RuntimeError(f"the drafter of {config.name} raised in {run.counters['drafter_faults']} rounds")
+    return run
 
 
 def _summed(stats: Sequence[Any]) -> dict[str, Any]:
@@ -144,9 +193,10 @@ def _margins(logprobs: Sequence[Any]) -> list[float]:
 
 
 class Transformers:
-    """transformers' own `generate` on the same converted weights, with its defaults except where said."""
+    """transformers' own `generate` on the same converted weights, with its defaults except where said. Without a
+    `draft` there is no assistant, hence no `small`."""
 
-    def __init__(self, target: str, draft: str, dtype: str, threads: int):
+    def __init__(self, target: str, draft: str | None, dtype: str, threads: int):
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
@@ -155,10 +205,11 @@ class Transformers:
         torch.set_num_threads(threads)
         load = AutoModelForCausalLM.from_pretrained
         self._target = load(target, dtype=getattr(torch, dtype)).eval()
-        self._assistant = load(draft, dtype=getattr(torch, dtype)).eval()
+        self._assistant = None if draft is None else load(draft, dtype=getattr(torch, dtype)).eval()
         self._passes = {"target": 0, "draft": 0}
         for name, model in (("target", self._target), ("draft", self._assistant)):
-            model.register_forward_pre_hook(self._counter(name))
+            if model is not None:
+                model.register_forward_pre_hook(self._counter(name))
 
     def _counter(self, name: str) -> Any:
         def count(*_: Any) -> None:
@@ -194,6 +245,7 @@ class Transformers:
             return {}
         if config.method == "ngram":
             return {"prompt_lookup_num_tokens": config.k}
+        assert self._assistant is not None, f"{config.name} needs a draft model"
         own = self._assistant.generation_config
         # With a K of ours: exactly K drafts a round. None leaves transformers' own choice, up to 20 drafts, ended where
         # the assistant's confidence falls below 0.4.
@@ -249,17 +301,16 @@ class _Clock:
 
 
 class Contenders:
-    """Both engines, each loaded when it is first needed and warmed up before it is first measured."""
+    """Engines by name, each made when it is first needed and warmed up before it is first measured."""
 
-    def __init__(self, target: Path, draft: Path, dtype: str, threads: int):
-        self._models = (str(target), str(draft), dtype, threads)
+    def __init__(self, makers: Mapping[str, Callable[[], Engine]]):
+        self._makers = makers
         self._engines: dict[str, Engine] = {}
         self._warm: set[tuple[str, str, bool]] = set()
 
     def run(self, config: Config, job: Job) -> Run:
         if config.engine not in self._engines:
-            kinds = {"forerun": Forerun, "transformers": Transformers}
-            self._engines[config.engine] = kinds[config.engine](*self._models)
+            self._engines[config.engine] = self._makers[config.engine]()
         engine = self._engines[config.engine]
         kind = (config.engine, config.method, config.batch > 1)
         if kind not in self._warm:
@@ -267,6 +318,12 @@ class Contenders:
             engine.run(config, Job(backwards, 8, 0))
             self._warm.add(kind)
         return engine.run(config, job)
+
+
+def pair(target: Path, draft: Path, dtype: str, threads: int) -> Contenders:
+    """Both engines with the same two models."""
+    models = (str(target), str(draft), dtype, threads)
+    return Contenders({"forerun": lambda: Forerun(*models), "transformers": lambda: Transformers(*models)})
 
 
 def model_folder(path: Path, dtype: str) -> Path:

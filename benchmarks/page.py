@@ -6,13 +6,13 @@ import csv
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from costs import prediction
 from picture import draw
 from rows import Rows
 from summary import by_config, comparisons, exactness, summarise
+from tables import acceptance_table, filled, interval, line, reach, speed_table
 
 LABELS = {
     ("forerun", "plain"): "forerun, plain",
@@ -22,8 +22,6 @@ LABELS = {
     ("transformers", "small"): "transformers, `assistant_model`",
     ("transformers", "ngram"): "transformers, `prompt_lookup_num_tokens`",
 }
-
-TEMPLATES = Path(__file__).with_name("templates")
 
 
 def write(out: Path, exact: Path | None, page: Path) -> None:
@@ -107,24 +105,15 @@ def markdown(results: dict[str, Any], picture: str) -> str:
         "trials": str(results["trials"]),
         "first": results["measured"][0],
         "last": results["measured"][1],
-        "load": _reach(entry["load_average"] for entry in configs.values()),
-        "busy": _reach(entry["cores_used"] for entry in configs.values()),
+        "load": reach(entry["load_average"] for entry in configs.values()),
+        "busy": reach(entry["cores_used"] for entry in configs.values()),
         "command": command(setup),
         "speeds": "\n\n".join(_speed_tables(configs)),
-        "acceptance": _acceptance_table(configs),
+        "acceptance": acceptance_table(configs),
         "roofline": _roofline(results),
         "exact": _exact(results["exact"]),
     }
-    return _filled("qwen.md", fields)
-
-
-def _filled(name: str, fields: dict[str, str]) -> str:
-    return Template((TEMPLATES / name).read_text(encoding="utf-8")).substitute(fields)
-
-
-def _reach(values: Iterable[float]) -> str:
-    kept = list(values)
-    return f"{min(kept):.1f} - {max(kept):.1f}"
+    return filled("qwen.md", fields)
 
 
 def _answers(entries: Sequence[dict[str, Any]]) -> str:
@@ -134,9 +123,9 @@ def _answers(entries: Sequence[dict[str, Any]]) -> str:
         ratio = entry["ratio"]
         if ratio is not None:
             cells = [entry["question"], f"{entry['temperature']:g}", f"`{entry['ours']}`", f"`{entry['theirs']}`"]
-            cells += [f"**{ratio['median']:.2f}x**", f"{ratio['low']:.2f} - {ratio['high']:.2f}"]
+            cells += [f"**{ratio['median']:.2f}x**", interval(ratio)]
             cells += [f"{ratio['min']:.2f} - {ratio['max']:.2f}", str(ratio["prompts"])]
-            lines.append(_line(cells))
+            lines.append(line(cells))
     return "\n".join(lines)
 
 
@@ -144,48 +133,8 @@ def _speed_tables(configs: dict[str, dict[str, Any]]) -> list[str]:
     out = []
     for batch, temperature in sorted({(entry["batch"], entry["temperature"]) for entry in configs.values()}):
         mine = [e for e in configs.values() if (e["batch"], e["temperature"]) == (batch, temperature)]
-        out += [f"## Speed at temperature {temperature:g}, batch {batch}", _speed_table(mine)]
+        out += [f"## Speed at temperature {temperature:g}, batch {batch}", speed_table(mine, LABELS)]
     return out
-
-
-def _speed_table(entries: Sequence[dict[str, Any]]) -> str:
-    head = "| | K | tokens/s | over transformers' plain | speed-up | interval | mean accepted length | tokens per step "
-    lines = [head + "| first token | gap p50 | gap p95 | same ids |", _line(["---"] * 12)]
-    order = list(LABELS)
-    for e in sorted(entries, key=lambda e: (order.index((e["engine"], e["method"])), 99 if e["k"] is None else e["k"])):
-        speed, acceptance = e["tokens_per_second"], e["acceptance"]
-        own = None if e["method"] == "plain" else e["speedup"]
-        cells = [LABELS[e["engine"], e["method"]], "default" if e["k"] is None else str(e["k"])]
-        cells += [f"{speed['median']:.2f}", _range(e["over_transformers_plain"]), _range(own)]
-        cells += ["" if own is None else f"{own['low']:.2f} - {own['high']:.2f}"]
-        cells += [_number(acceptance.get("mean_accepted_length")), _number(acceptance.get("tokens_per_step"))]
-        cells += [_number(e[name]) for name in ("seconds_to_first_token", "gap_p50", "gap_p95")]
-        cells += ["/".join(map(str, e["same_ids"] or ()))]
-        lines.append(_line(cells))
-    return "\n".join(lines)
-
-
-def _range(spread: dict[str, float] | None) -> str:
-    return "" if spread is None else f"{spread['median']:.2f} [{spread['min']:.2f} - {spread['max']:.2f}]"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _acceptance_table(configs: dict[str, dict[str, Any]]) -> str:
-    rows = [(name, e["acceptance"].get("acceptance_by_position")) for name, e in configs.items()]
-    known = [(name, positions) for name, positions in rows if positions]
-    width = max((len(positions) for _, positions in known), default=0)
-    lines = [_line(["configuration", *(f"k = {k}" for k in range(1, width + 1))]), _line(["---"] * (width + 1))]
-    for name, positions in known:
-        cells = [_number(value) for value in positions]
-        lines.append(_line([f"`{name}`", *cells, *[""] * (width - len(cells))]))
-    return "\n".join(lines)
 
 
 def _roofline(results: dict[str, Any]) -> str:
@@ -198,25 +147,25 @@ def _roofline(results: dict[str, Any]) -> str:
         "passes": _pass_table(costs),
         "predictions": _prediction_table(results),
     }
-    return _filled("roofline.md", fields).rstrip()
+    return filled("roofline.md", fields).rstrip()
 
 
 def _pass_table(costs: dict[str, Any]) -> str:
     models = costs["models"]
     columns = list(models["target"]["forerun_ms"])
-    lines = [_line(["pass of", "GB read", "floor", *(f"{rows} rows" for rows in columns)])]
-    lines.append(_line(["---"] * (len(columns) + 3)))
+    lines = [line(["pass of", "GB read", "floor", *(f"{rows} rows" for rows in columns)])]
+    lines.append(line(["---"] * (len(columns) + 3)))
     for role, model in models.items():
         floor = model["bytes"] / costs["bandwidth_gb_s"] / 1e6
         for engine in ("forerun", "transformers"):
             cells = [f"{role}, {engine}", f"{model['bytes'] / 1e9:.2f}", f"{floor:.3g}"]
-            lines.append(_line([*cells, *(f"{ms:.3g}" for ms in model[f"{engine}_ms"].values())]))
+            lines.append(line([*cells, *(f"{ms:.3g}" for ms in model[f"{engine}_ms"].values())]))
     return "\n".join(lines)
 
 
 def _prediction_table(results: dict[str, Any]) -> str:
-    lines = [_line(["configuration", "mean accepted length", "by bytes", "by passes", "measured speed-up"])]
-    lines.append(_line(["---"] * 5))
+    lines = [line(["configuration", "mean accepted length", "by bytes", "by passes", "measured speed-up"])]
+    lines.append(line(["---"] * 5))
     for name, entry in results["configs"].items():
         length = entry["acceptance"].get("mean_accepted_length")
         if (
@@ -226,7 +175,7 @@ def _prediction_table(results: dict[str, Any]) -> str:
         ):
             bound = prediction(results["costs"], entry["k"], length)
             cells = [length, bound["from_bytes"], bound["from_passes"], entry["speedup"]["median"]]
-            lines.append(_line([f"`{name}`", *(f"{value:.2f}" for value in cells)]))
+            lines.append(line([f"`{name}`", *(f"{value:.2f}" for value in cells)]))
     return "\n".join(lines)
 
 

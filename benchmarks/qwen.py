@@ -14,23 +14,15 @@ forward passes and the memory bandwidth of the roofline. `report` writes page, p
 from __future__ import annotations
 
 import argparse
-import fnmatch
-import hashlib
 import json
-import os
-import random
 import sys
-import time
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from contenders import Config, Contenders, Job, batch_one, batched, model_folder
-from filelock import FileLock
+from contenders import batch_one, batched, model_folder, pair
 from machine import cores, describe_machine
-from rows import Rows, settle_setup
-from summary import best_drafted, busy
+from measuring import Measurement, add_measuring_flags, rendered, run, sum_of
+from summary import best_drafted
 
 BATCH = 4
 """Prompts together in the second stage."""
@@ -39,7 +31,8 @@ BATCH = 4
 def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
-        return args.command(args)
+        code: int = args.command(args)
+        return code
     except ValueError as error:
         print(f"qwen.py: {error}", file=sys.stderr)
         return 2
@@ -48,24 +41,15 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="{run,costs,report}")
-    run = commands.add_parser("run", help="measure; a second call continues")
-    _add_models(run)
-    run.add_argument("--prompts", type=Path, required=True, help='JSONL of {"turns": ["..."]}; the first turn is used')
-    run.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    run.add_argument("--limit", type=int, help="prompts (default 20; 10 in float32)")
-    run.add_argument("--max-tokens", type=int, default=128)
-    run.add_argument("--configs", nargs="+", default=["*"], metavar="PATTERN", help="e.g. 'forerun-small-*' '*-t0-b1'")
-    run.add_argument("--trials", type=int, default=1, help="times every row is measured")
-    run.add_argument("--minutes", type=float, help="stop before the first row that would begin after this")
-    run.add_argument("--seed", type=int, default=0, help="of the order and of sampling")
-    run.add_argument(
-        "--again-below",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="measure a row again that got less than this share of its threads' processor time (a busy machine)",
+    measure = commands.add_parser("run", help="measure; a second call continues")
+    _add_models(measure)
+    measure.add_argument(
+        "--prompts", type=Path, required=True, help='JSONL of {"turns": ["..."]}; the first turn is used'
     )
-    run.set_defaults(command=run_rows)
+    measure.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    measure.add_argument("--limit", type=int, help="prompts (default 20; 10 in float32)")
+    add_measuring_flags(measure)
+    measure.set_defaults(command=run_rows)
     costs = commands.add_parser("costs", help="measure forward passes and bandwidth for the roofline")
     _add_models(costs)
     costs.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
@@ -89,133 +73,39 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
 # --------------------------------------------------------------------------------------------------------------- rows
 
 
-@dataclass
-class Measurement:
-    """One call of `run`: what is measured, on what, until when."""
-
-    args: argparse.Namespace
-    prompts: list[list[int]]
-    contenders: Contenders
-    rows: Rows
-    deadline: float
-
-    def measure(self, configs: list[Config], group: tuple[int, ...]) -> None:
-        """Measures what is missing of these configurations on one group of prompts, in an order of its own.
-
-        Raises:
-            TimeoutError: time is up.
-        """
-        for trial in range(self.args.trials):
-            for config in shuffled(configs, f"{self.args.seed}/{group[0]}/{trial}"):
-                before = self.rows.get((group, config.name, trial))
-                if before is not None and busy(before, self.args.threads) >= self.args.again_below:
-                    continue
-                if time.monotonic() > self.deadline:
-                    raise TimeoutError
-                row = {"prompts": list(group), "config": config.name, "trial": trial}
-                row |= self._run(config, self._job(config, group, trial))
-                self.rows.append(row)
-                speed = sum(map(len, row["ids"])) / row["seconds"]
-                print(
-                    f"{len(self.rows):5d}  prompt {group[0]:3d}  {config.name:36s} {speed:6.2f} tok/s", file=sys.stderr
-                )
-
-    def _job(self, config: Config, group: tuple[int, ...], trial: int) -> Job:
-        margins = self.args.dtype == "float32" and config.engine == "forerun"
-        seed = self.args.seed + 1000 * trial + group[0]
-        return Job([self.prompts[i] for i in group], self.args.max_tokens, seed, margins)
-
-    def _run(self, config: Config, job: Job) -> dict[str, Any]:
-        run = self.contenders.run(config, job)
-        return {
-            "seconds": round(run.seconds, 4),
-            "cpu_seconds": round(run.cpu_seconds, 3),
-            "prompt_tokens": [len(prompt) for prompt in job.prompts],
-            "ids": run.ids,
-            "arrivals": run.arrivals,
-            "target_passes": run.target_passes,
-            "draft_passes": run.draft_passes,
-            "counters": run.counters,
-            "margins": [[round(margin, 6) for margin in line] for line in run.margins],
-            "load_average": round(os.getloadavg()[0], 2),
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-
-
 def run_rows(args: argparse.Namespace) -> int:
     """`qwen.py run`. 0 when everything asked for is measured, 3 when the time was up first."""
     folders = [model_folder(path, args.dtype) for path in (args.target, args.draft)]
-    limit = args.limit or (10 if args.dtype == "float32" else 20)
-    prompts = rendered(args.prompts, folders[0], limit)
-    args.out.mkdir(parents=True, exist_ok=True)
-    with FileLock(args.out / "run.lock", timeout=0):
-        settle_setup(args.out, _setup(args, folders))
-        deadline = float("inf") if args.minutes is None else time.monotonic() + 60 * args.minutes
-        contenders = Contenders(*folders, args.dtype, args.threads)
-        measurement = Measurement(args, prompts, contenders, Rows(args.out), deadline)
-        try:
-            _all_rows(measurement)
-        except TimeoutError:
-            print(f"--minutes {args.minutes:g} are over; the same command goes on from here", file=sys.stderr)
-            return 3
-    return 0
+    exact = args.dtype == "float32"
+    prompts = dict(enumerate(rendered(args.prompts, folders[0], args.limit or (10 if exact else 20))))
+    contenders = pair(*folders, args.dtype, args.threads)
+    return run(args, _setup(args, folders), prompts, contenders, _all_rows, margins=exact)
 
 
 def _all_rows(measurement: Measurement) -> None:
     exact = measurement.args.dtype == "float32"
-    single = _wanted(measurement.args, batch_one((0.0,) if exact else (0.0, 1.0)))
-    for prompt in range(len(measurement.prompts)):
+    single = measurement.wanted(batch_one((0.0,) if exact else (0.0, 1.0)))
+    for prompt in measurement.prompts:
         measurement.measure(single, (prompt,))
     if exact:
         return
-    together = _wanted(measurement.args, batched(best_drafted(measurement.rows), BATCH))
+    together = measurement.wanted(batched(best_drafted(measurement.rows), BATCH))
     for first in range(0, len(measurement.prompts) - BATCH + 1, BATCH):
         measurement.measure(together, tuple(range(first, first + BATCH)))
-
-
-def _wanted(args: argparse.Namespace, configs: list[Config]) -> list[Config]:
-    return [c for c in configs if any(fnmatch.fnmatchcase(c.name, pattern) for pattern in args.configs)]
-
-
-def shuffled(configs: list[Config], key: str) -> list[Config]:
-    """An order that depends on the key alone: a continued run goes on in the one it began with."""
-    order = sorted(configs, key=lambda config: config.name)
-    random.Random(key).shuffle(order)
-    return order
-
-
-def rendered(path: Path, folder: Path, limit: int) -> list[list[int]]:
-    """Token ids of the first turns, in the target's chat template where it has one."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    with path.open(encoding="utf-8") as file:
-        texts = [json.loads(line)["turns"][0] for line in file if line.strip()][:limit]
-    if len(texts) < limit:
-        raise ValueError(f"--prompts: {path} has {len(texts)} prompts, --limit asks for {limit}")
-    if tokenizer.chat_template is None:
-        return [tokenizer.encode(text) for text in texts]
-    turns = [[{"role": "user", "content": text}] for text in texts]
-    plain = [tokenizer.apply_chat_template(t, add_generation_prompt=True, tokenize=False) for t in turns]
-    return [tokenizer.encode(text, add_special_tokens=False) for text in plain]
 
 
 def _setup(args: argparse.Namespace, folders: list[Path]) -> dict[str, Any]:
     """What rows must share to be compared. No path and no name of a machine: the page prints it."""
     return describe_machine() | {
         "models": [path.name for path in (args.target, args.draft)],
-        "configs": [_sum(folder / "config.json") for folder in folders],
+        "configs": [sum_of(folder / "config.json") for folder in folders],
         "prompts": args.prompts.name,
-        "prompts_sha256": _sum(args.prompts),
+        "prompts_sha256": sum_of(args.prompts),
         "dtype": args.dtype,
         "threads": args.threads,
         "max_tokens": args.max_tokens,
         "seed": args.seed,
     }
-
-
-def _sum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------- costs and the page

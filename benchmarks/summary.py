@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from contenders import Config
@@ -72,6 +72,38 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
         "max": max(values),
         "prompts": len(values),
     }
+
+
+def mean_spread(values: Sequence[float]) -> dict[str, float] | None:
+    """Mean with its 95 % bootstrap interval over prompts; None of nothing."""
+    if not values:
+        return None
+    draw = random.Random(0)
+    means = sorted(mean(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    return {
+        "mean": mean(values),
+        "low": means[int(0.025 * RESAMPLES)],
+        "high": means[int(0.975 * RESAMPLES) - 1],
+        "prompts": len(values),
+    }
+
+
+def rates(rows: Sequence[Row], name: str) -> dict[tuple[int, ...], float]:
+    """One of forerun's rates for each group of prompts, over its trials; without those that have none (nothing was
+    drafted)."""
+    from forerun.engine.stats import DecodingStats, total
+
+    groups: dict[tuple[int, ...], list[DecodingStats]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(row["prompts"])].append(DecodingStats(**row["counters"]))
+    found = {group: getattr(total(stats), name) for group, stats in groups.items()}
+    return {group: value for group, value in found.items() if value is not None}
+
+
+def lead(mine: Sequence[Row], other: Sequence[Row], name: str) -> dict[str, float] | None:
+    """By how much a rate of the first is above the second's, prompt by prompt, on those where both have one."""
+    first, second = rates(mine, name), rates(other, name)
+    return mean_spread([first[group] - second[group] for group in sorted(first.keys() & second.keys())])
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:

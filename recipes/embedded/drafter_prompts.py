@@ -21,8 +21,9 @@ MIN_TOKENS, MAX_TOKENS = 24, 200
 PER_MODULE = 40
 
 
-def cuts(doc: Document, tokenizer: PreTrainedTokenizerFast, chooser: random.Random) -> Iterator[str]:
-    """Runs of whole lines that end after a signature, a docstring or any other line, of a random length."""
+def cuts(doc: Document, tokenizer: PreTrainedTokenizerFast, chooser: random.Random) -> Iterator[tuple[str, str]]:
+    """Runs of whole lines that end after a signature, a docstring or any other line, of a random length; each with the
+    text that goes on behind it."""
     lines = doc.text.splitlines(keepends=True)
     try:
         ends = list(natural_ends(doc.text))
@@ -40,7 +41,18 @@ def cuts(doc: Document, tokenizer: PreTrainedTokenizerFast, chooser: random.Rand
                 break
             prompt, start = longer, start - 1
         if len(tokenizer(prompt)["input_ids"]) >= MIN_TOKENS:
-            yield prompt
+            yield prompt, "".join(lines[end:])
+
+
+def every_prompt(tokenizer: PreTrainedTokenizerFast, chooser: random.Random) -> dict[str, tuple[str, str]]:
+    """id -> (prompt, what the source has behind it), of all training modules and a fifth of the tests."""
+    documents, _ = split()
+    found: dict[str, tuple[str, str]] = {}
+    for doc in documents:
+        if not doc.is_test or chooser.random() < 0.2:
+            for prompt, rest in cuts(doc, tokenizer, chooser):
+                found[hashlib.sha256(prompt.encode()).hexdigest()[:16]] = prompt, rest
+    return found
 
 
 def main() -> None:
@@ -50,15 +62,10 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=6000)
     options = parser.parse_args()
     tokenizer, chooser = load_tokenizer(options.tokenizer), random.Random(7)
-    documents, _ = split()
-    found: dict[str, str] = {}
-    for doc in documents:
-        if not doc.is_test or chooser.random() < 0.2:
-            for text in cuts(doc, tokenizer, chooser):
-                found[hashlib.sha256(text.encode()).hexdigest()[:16]] = text
+    found = every_prompt(tokenizer, chooser)
     ids = sorted(found)
     chooser.shuffle(ids)
-    rows = [{"id": i, "prompt": found[i]} for i in ids[: options.count]]
+    rows = [{"id": i, "prompt": found[i][0]} for i in ids[: options.count]]
     temporary = options.out.with_suffix(".tmp")
     temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     temporary.replace(options.out)

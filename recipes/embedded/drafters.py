@@ -1,22 +1,30 @@
 """Trains the embedded drafters with the commands a user has; run again, it goes on where it stopped.
 
-python recipes/embedded/drafters.py --out src/forerun/embedded --work DIR [--kinds eagle,eagle3,dflash,dspark]
+    python recipes/embedded/drafters.py --out src/forerun/embedded --work DIR [--kinds eagle,eagle3,dflash,dspark]
 
 prompts -> the target's own continuations -> data -> one run per kind on the same data and tokens -> OUT/KIND
+
+`--answers` takes a file of `forerun data regenerate` that may still be growing: what is whole in it now is used.
 """
 
+from __future__ import annotations
+
 import argparse
-import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # what the recipes share
+
+from commands import Command, flags, publish, run_or_exit, whole_lines
+
+HERE, ROOT = Path(__file__).resolve().parent, Path(__file__).resolve().parents[2]
 PROMPTS, ANSWER_TOKENS = 8000, 200
 SAMPLING = ("--temperature", "0.8", "--seed", "1")
 HELD_OUT = 0.03
+LIMIT_MB = 48
+"""Of all models in the package together."""
 
-SHARED = {
+SHARED: dict[str, object] = {
     "tokens-per-step": 2048,
     "learning-rate": 2e-3,
     "optimizer": "muon",
@@ -37,65 +45,72 @@ KINDS: dict[str, dict[str, object]] = {
 """Settings of their own. Soft cross entropy alone: it learns faster than an l1-heavy loss at this size."""
 
 
-def forerun(*words: object) -> None:
-    """A command, with its output; ends this program as it ended if it failed or was stopped."""
-    command = [sys.executable, "-m", "forerun", *map(str, words)]
-    print("$ forerun", *map(str, words), file=sys.stderr, flush=True)
-    code = subprocess.run(command, check=False).returncode
-    if code != 0:
-        sys.exit(code)
-
-
 class Recipe:
-    """The stages, each a no-op once its product lies in the work folder."""
+    """The stages, each a no-op once its product lies in the work folder. Commands run there, with paths below it: the
+    cards in the package then name no place of the machine that trained them."""
 
     def __init__(self, out: Path, work: Path, threads: int) -> None:
         self.out, self.work, self.threads = out, work, threads
-        self.answers, self.data = work / "answers.jsonl", work / "data"
 
-    def samples(self) -> None:
-        prompts = self.work / "prompts.jsonl"
-        if not prompts.exists():
-            maker = Path(__file__).parent / "drafter_prompts.py"
-            words = ["--out", prompts, "--tokenizer", self.out / "target", "--count", PROMPTS]
-            subprocess.run([sys.executable, maker, *map(str, words)], check=True)
-        if not (self.data / "train").exists():
-            limits = ("--max-tokens", ANSWER_TOKENS, "--max-num-seqs", 64, "--threads", self.threads)
-            forerun("data", "regenerate", prompts, "--out", self.answers, *SAMPLING, *limits)
-            forerun("data", "prepare", self.answers, "--out", self.data, "--held-out", HELD_OUT)
+    def samples(self, answers: Path | None = None) -> None:
+        """Prepared data in work/data, of given answers or of the target's own to the recipe's prompts."""
+        if (self.work / "data" / "train").exists():
+            return
+        if answers is None:
+            answers = self.work / "answers.jsonl"
+            self._answers()
+        whole_lines(answers, self.work / "samples.jsonl")
+        self._forerun("data", "prepare", "samples.jsonl", "--out", "data", "--held-out", HELD_OUT)
+
+    def _answers(self) -> None:
+        if not (self.work / "prompts.jsonl").exists():
+            words = ["--out", "prompts.jsonl", "--tokenizer", self.out.resolve() / "target", "--count", PROMPTS]
+            run_or_exit(Command([sys.executable, HERE / "drafter_prompts.py", *words], self.work))
+        limits = ("--max-tokens", ANSWER_TOKENS, "--max-num-seqs", 64, "--threads", self.threads)
+        self._forerun("data", "regenerate", "prompts.jsonl", "--out", "answers.jsonl", *SAMPLING, *limits)
 
     def train(self, kind: str) -> None:
-        run = self.work / kind
         settings = {**SHARED, **KINDS[kind], "threads": self.threads}
-        words = [word for name, value in settings.items() for word in (f"--{name}", value)]
-        forerun("train", kind, "--data", self.data, "--out", run, *words)
-        self._publish(kind, run / "best")
+        self._forerun("train", kind, "--data", "data", "--out", kind, *flags(settings))
+        private = [self.work.resolve(), ROOT, Path.home()]
+        publish(self.work / kind / "best", self.out / kind, private)
 
-    def _publish(self, kind: str, best: Path) -> None:
-        """The best drafter into the package; the name of its target there is the one users type."""
-        config = json.loads((best / "config.json").read_text(encoding="utf-8"))
-        assert config["target_name"] == "embedded", config["target_name"]
-        folder = self.out / kind
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir()
-        for name in ("config.json", "model.safetensors", "README.md"):
-            shutil.copyfile(best / name, folder / name)
+    def check_size(self) -> None:
+        """ValueError: the package's models are larger than it should be."""
+        sizes = {
+            folder.name: sum(file.stat().st_size for file in folder.iterdir())
+            for folder in sorted(self.out.iterdir())
+            if folder.is_dir() and folder.name != "__pycache__"
+        }
+        said = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in sizes.items())
+        print(f"models in the package, MB: {said}", file=sys.stderr)
+        if sum(sizes.values()) > 1e6 * LIMIT_MB:
+            raise ValueError(f"together they have more than {LIMIT_MB} MB: lower draft.markov-rank or draft.layers")
+
+    def _forerun(self, *words: object) -> None:
+        run_or_exit(Command.forerun(*words, cwd=self.work))
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="package folder that holds target/ and receives KIND/")
     parser.add_argument("--work", type=Path, required=True, help="scratch folder: samples and runs")
+    parser.add_argument("--answers", type=Path, help="answers that are there already, or are still being made")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--threads", type=int, default=1, help="more gain nothing on a target of this size")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     recipe = Recipe(options.out, options.work, options.threads)
-    recipe.samples()
-    for kind in options.kinds.split(","):
-        recipe.train(kind)
+    try:
+        recipe.samples(options.answers)
+        for kind in options.kinds.split(","):
+            recipe.train(kind)
+        recipe.check_size()
+    except ValueError as error:
+        print(f"drafters.py: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

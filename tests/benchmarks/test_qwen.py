@@ -132,7 +132,7 @@ def test_rows_of_another_setup_are_refused(tmp_path: Path) -> None:
 def test_every_prompt_has_an_order_of_its_own() -> None:
     """The order depends on its key alone, and configurations do not always follow each other in the same way."""
     from contenders import batch_one
-    from qwen import shuffled
+    from measuring import shuffled
 
     configs = batch_one((0.0,))
     assert shuffled(configs, "0/1/0") == shuffled(configs[::-1], "0/1/0")
