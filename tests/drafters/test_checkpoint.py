@@ -390,7 +390,11 @@ def test_ts_4_more_drafts_than_the_block_has_are_refused(target, tmp_path):
     assert _load(tmp_path, target, num_speculative_tokens=4).max_draft == 4
 
 
-@pytest.mark.parametrize("name", KINDS)
+SLOW_TO_LEARN = {"eagle3-pruned"}
+"""The pruned vocabulary is learned by heart by the other kinds; this one takes as long as all of them."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(k, marks=pytest.mark.slow) if k in SLOW_TO_LEARN else k for k in KINDS])
 def test_one_sample_learned_by_heart_is_accepted_whole(name, tmp_path):
     """TS-7: train on one text, save, load, decode: every round accepts all its drafts.
 

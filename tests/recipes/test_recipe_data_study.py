@@ -33,6 +33,7 @@ def words(study: ModuleType, tiny_qwen3_dir: Path, tmp_path: Path, monkeypatch: 
             "--minutes", "0.02", *given]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_da_2_foreign_and_own_answers_are_compared_on_equal_terms(
     study: ModuleType, words: list[str], tmp_path: Path, here: Callable[[ModuleType], list[list[str]]], capsys: Any
 ) -> None:

@@ -21,9 +21,9 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 ENDLESS = {"prompt": "a", "max_tokens": 390, "temperature": 0, "ignore_eos": True}
 
 
-def _slowed(seconds: float, **options):
+def _slowed(seconds: float, make=noisy_engine, **options):
     """An engine whose every step takes a while."""
-    loaded = noisy_engine(**options)
+    loaded = make(**options)
     whole = loaded.target.forward
 
     def forward(*args):
@@ -193,7 +193,9 @@ def test_a_full_queue_is_a_429_with_retry_after():
 
 def test_long_prompts_starve_nobody():
     """While a prompt of many steps is read, a short one that came later gets its tokens; what decodes goes on."""
-    with Site(lambda: engine(target=ascii_model(window=6000), max_num_batched_tokens=32)) as site:
+    # Slow steps: the short prompt comes long before the first long one, of 94 steps at least, is read.
+    make = lambda: _slowed(0.005, engine, target=ascii_model(window=6000), max_num_batched_tokens=32)  # noqa: E731
+    with Site(make) as site:
         done: list[str] = []
 
         async def one(name: str, prompt: str, most: int) -> None:

@@ -226,6 +226,7 @@ def test_costs_that_are_believed_wrongly_are_corrected():
     assert speeds[1] >= 0.95 * speeds[0]
 
 
+@pytest.mark.slow
 def test_the_adversary_costs_little_whatever_the_policy():
     """Drafts that are always wrong, from a confident and from a silent drafter, at 1 and 8 requests: after the first
     hundreds of tokens at least .95 of plain decoding under every policy that adapts."""

@@ -34,7 +34,9 @@ def test_a_benchmark_is_predicted_from_scripted_costs():
         assert row["predicted_tokens_per_second"] == pytest.approx(row["measured_tokens_per_second"], rel=0.01), row
 
 
-@pytest.mark.parametrize("load", [Load(concurrency=1), Load(concurrency=4)], ids=str)
+@pytest.mark.parametrize(
+    "load", [pytest.param(Load(concurrency=1), marks=pytest.mark.slow), Load(concurrency=4)], ids=str
+)
 def test_a_load_study_is_predicted_within_ten_percent(load):
     """The bar of the whole project, on scripted costs: n-grams that match now and then and are right now and then, with
     outputs of mixed lengths, plainly, with fixed K and as scheduled."""
