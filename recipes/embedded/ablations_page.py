@@ -28,7 +28,8 @@ def write(results: dict[str, Any], page: Path, remarks: Path | None) -> None:
 
 def _made_with() -> dict[str, str]:
     """Of the machine that writes the page, which is the one that trained."""
-    from forerun.bench.machine import cpu_name, versions
+    from forerun.bench.machine import versions
+    from forerun.engine.profile_key import cpu_name
 
     known = versions()
     return {

@@ -183,8 +183,9 @@ def _training(arm: Arm, out: Path, length: dict[str, object], options: argparse.
 
 def _machine() -> dict[str, Any]:
     from forerun.bench import machine
+    from forerun.engine.profile_key import cpu_name
 
-    return {"cpu": machine.cpu_name(), "threads": 1, "versions": machine.versions()}
+    return {"cpu": cpu_name(), "threads": 1, "versions": machine.versions()}
 
 
 # -------------------------------------------------------------------------------------------------------------- result

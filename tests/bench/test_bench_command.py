@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from forerun.cli import bench
 from forerun.cli.main import main
 
 PROMPTS = '{"prompt": "def f(x):\\n"}\n{"prompt": "a b a b"}\n'
@@ -70,6 +69,6 @@ def test_what_cannot_be_measured_is_refused_before_loading(capsys, args, named):
 
 def test_without_matplotlib_plots_are_refused_before_anything_is_measured(monkeypatch, capsys):
     """The message says what to install."""
-    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["bench", "--target", "does-not-exist-anywhere", "--plots", "plots"]) == 2
     assert "--plots: needs matplotlib: pip install 'forerun[bench]'" in capsys.readouterr().err

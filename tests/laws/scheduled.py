@@ -19,6 +19,7 @@ from typing import Any, cast
 from budget.world import profile, serial
 from forerun.bench import secondlaw
 from forerun.bench.enumeration import Key, Law, Run, Script, Scripted, measure
+from forerun.bench.exact import cuts, draft_law
 from forerun.budget.history import Outcome
 from forerun.budget.planner import SchedulerOptions
 from forerun.budget.policy import Policy
@@ -225,33 +226,21 @@ def _hints(case: Case, requests: Sequence[Request], rounds: Sequence[Sequence[_R
         return []
     before, tokens, laws = requests[number].tokens[: anchor + 1], own.draft.tokens, own.draft.probs
     if purpose == DRAFT:
-        return [] if laws is None or slot >= len(tokens) else _cuts(laws[slot].tolist())
+        return [] if laws is None or slot >= len(tokens) else cuts(laws[slot].tolist())
     if purpose == ACCEPT and slot < own.verified:
         target = _law(case, requests[number], before, tokens[:slot])[tokens[slot]]
-        return [min(1.0, target / _draft_law(own.draft, slot, case.vocab_size)[tokens[slot]])]
+        return [min(1.0, target / draft_law(own.draft, slot, case.vocab_size)[tokens[slot]])]
     if purpose != FINAL:
         return []
     law = _law(case, requests[number], before, tokens[: own.accepted])
     if own.accepted < own.verified:
-        law = [max(p - q, 0.0) for p, q in zip(law, _draft_law(own.draft, own.accepted, case.vocab_size), strict=True)]
-    return _cuts(law)
+        law = [max(p - q, 0.0) for p, q in zip(law, draft_law(own.draft, own.accepted, case.vocab_size), strict=True)]
+    return cuts(law)
 
 
 def _law(case: Case, request: Request, before: Sequence[int], drafted: Sequence[int]) -> list[float]:
     row = Row(case.sampling, before, request.prompt_length, drafted)
     return secondlaw.law(case.logits([*before, *drafted]), row)
-
-
-def _draft_law(draft: Draft, slot: int, vocab_size: int) -> list[float]:
-    if draft.probs is None:
-        return [float(token == draft.tokens[slot]) for token in range(vocab_size)]
-    law: list[float] = draft.probs[slot].double().tolist()
-    return law
-
-
-def _cuts(law: Sequence[float]) -> list[float]:
-    whole = math.fsum(law)
-    return [math.fsum(law[: i + 1]) / whole for i in range(len(law) - 1)] if whole > 0 else []
 
 
 # ---------------------------------------------------------------------------------------------------------- comparison

@@ -140,16 +140,16 @@ def _hints(
     if purpose != FINAL and slot >= len(draft.tokens):
         return []
     if purpose == DRAFT:
-        return [] if draft.probs is None else _cuts(draft.probs[slot].tolist())
+        return [] if draft.probs is None else cuts(draft.probs[slot].tolist())
     if purpose == ACCEPT:
         target = _law_after(case, before, draft.tokens[:slot])[draft.tokens[slot]]
-        own = _draft_law(draft, slot, case.vocab_size)[draft.tokens[slot]]
+        own = draft_law(draft, slot, case.vocab_size)[draft.tokens[slot]]
         return [target / own] if own > 0 else []
     accepted = next((r.accepted for r, at in _starts(rounds) if at == len(before)), 0)
     law = _law_after(case, before, draft.tokens[:accepted])
     if accepted < len(draft.tokens):
-        law = [max(p - q, 0.0) for p, q in zip(law, _draft_law(draft, accepted, case.vocab_size), strict=True)]
-    return _cuts(law)
+        law = [max(p - q, 0.0) for p, q in zip(law, draft_law(draft, accepted, case.vocab_size), strict=True)]
+    return cuts(law)
 
 
 def _starts(rounds: Sequence[Round]) -> Iterator[tuple[Round, int]]:
@@ -160,14 +160,15 @@ def _starts(rounds: Sequence[Round]) -> Iterator[tuple[Round, int]]:
         before += len(one.tokens)
 
 
-def _draft_law(draft: Draft, slot: int, vocab_size: int) -> list[float]:
+def draft_law(draft: Draft, slot: int, vocab_size: int) -> list[float]:
+    """[V] law the token of a slot was drawn from."""
     if draft.probs is None:
         return [float(token == draft.tokens[slot]) for token in range(vocab_size)]
     law: list[float] = draft.probs[slot].double().tolist()
     return law
 
 
-def _cuts(law: Sequence[float]) -> list[float]:
+def cuts(law: Sequence[float]) -> list[float]:
     """Where inversion goes from one token to the next."""
     whole = math.fsum(law)
     return [math.fsum(law[: i + 1]) / whole for i in range(len(law) - 1)] if whole > 0 else []

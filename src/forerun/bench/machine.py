@@ -57,16 +57,6 @@ def versions() -> dict[str, str]:
     return own | {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
-def cpu_name() -> str:
-    """The CPU's own name where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
 def usable_cores() -> int:
     """Cores this process may run on: its affinity, within the container's quota (cgroup version 2)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

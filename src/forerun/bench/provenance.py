@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 import forerun
-from forerun.bench.machine import cpu_name, usable_cores, versions
+from forerun.bench.machine import usable_cores, versions
 from forerun.engine import Engine
+from forerun.engine.profile_key import cpu_name
 from forerun.engine.propose import LoadedDrafter
 from forerun.target.base import Target
 from forerun.target.fingerprint import fingerprint

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.bench.benchmark import Result
 from forerun.bench.measurement import Row
+from forerun.bench.screen import explain, fitted, number, text_of
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-
-WIDTH = 170
-"""Columns of the table where there is no terminal to fit."""
 
 DEFINITIONS = {
     "speed-up": "plain seconds per token / speculative seconds per token; same engine, prompts, sampling, batch, warm",
@@ -42,21 +40,15 @@ def table(result: Result) -> Table:
 
 def show(result: Result, console: Console) -> None:
     """The table, what it was made with, and what its words mean."""
-    if not console.is_terminal:
-        console.width = WIDTH
+    fitted(console)
     console.print(table(result), soft_wrap=False)
     console.print(setting(result), style="dim", markup=False)
-    for name, meaning in DEFINITIONS.items():
-        console.print(f"{name}: {meaning}", style="dim", markup=False)
+    explain(console, DEFINITIONS)
 
 
 def as_text(result: Result) -> str:
     """The same for a file."""
-    from rich.console import Console
-
-    out = io.StringIO()
-    show(result, Console(file=out, width=WIDTH, highlight=False, soft_wrap=True))
-    return out.getvalue()
+    return text_of(lambda console: show(result, console))
 
 
 def setting(result: Result) -> str:
@@ -83,14 +75,10 @@ def _cells(row: Row) -> list[str]:
         f"{row['plain_tokens_per_second']:.1f}",
         f"{row['speedup']:.2f}x",
         f"{low:.2f}-{high:.2f}",
-        _number(row["mean_accepted_length"]),
-        " ".join(_number(rate) for rate in row["acceptance_by_position"]),
+        number(row["mean_accepted_length"]),
+        " ".join(number(rate) for rate in row["acceptance_by_position"]),
         *(_points(row[name]) for name in ("ttft_ms", "itl_ms", "tpot_ms", "plain_tpot_ms")),
     ]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def _points(points: Mapping[str, float | None]) -> str:

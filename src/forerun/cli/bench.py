@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import math
-import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from forerun.cli.console import Output, as_json, notes, progress, screen
 from forerun.cli.load import with_drafters
+from forerun.cli.measuring import check_plots, check_rows, numbers, typed
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, PromptFlags, flags
 from forerun.cli.prompts import named_prompts, prompt_ids
 from forerun.errors import OptionError
@@ -28,8 +25,6 @@ LENGTHS = (2, 4, 6)
 """Values of K where none are given."""
 PROMPTS = 8
 """Of the package's own, where none are named."""
-
-_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +49,8 @@ class BenchFlags:
         for name, least in (("max_tokens", 2), ("rounds", 1)):
             if getattr(self, name) < least:
                 raise OptionError(name, f"must be at least {least}, got {getattr(self, name)}")
-        if self.rows is not None and not Path(self.rows).absolute().parent.is_dir():
-            raise OptionError("--rows", f"the folder {Path(self.rows).parent} does not exist")
-        if self.plots is not None and importlib.util.find_spec("matplotlib") is None:
-            raise OptionError("--plots", "needs matplotlib: pip install 'forerun[bench]'")
+        check_rows(self.rows)
+        check_plots(self.plots)
 
 
 @dataclass(frozen=True)
@@ -74,22 +67,10 @@ class Plan:
         if run.k is not None and engine.num_speculative_tokens is not None:
             raise OptionError("--k", "give either this or --num-speculative-tokens")
         if run.k is not None:
-            lengths = _numbers("--k", run.k, int, 1)
+            lengths = numbers("--k", run.k, int, 1)
         elif engine.num_speculative_tokens is not None:
-            lengths = _numbers("--num-speculative-tokens", str(engine.num_speculative_tokens), int, 1)
-        return cls(
-            lengths, _numbers("--batch", run.batch, int, 1), _numbers("--temperature", run.temperature, float, 0)
-        )
-
-
-def _numbers(option: str, text: str, kind: Callable[[str], _Number], least: float) -> list[_Number]:
-    try:
-        values = [kind(item) for item in text.split(",")]
-    except ValueError:
-        raise OptionError(option, f"must be numbers like 1,2,4; got {text!r}") from None
-    if any(not least <= value < math.inf for value in values):
-        raise OptionError(option, f"must all be at least {least:g}, got {text!r}")
-    return list(dict.fromkeys(values))
+            lengths = numbers("--num-speculative-tokens", str(engine.num_speculative_tokens), int, 1)
+        return cls(lengths, numbers("--batch", run.batch, int, 1), numbers("--temperature", run.temperature, float, 0))
 
 
 @flags
@@ -122,7 +103,7 @@ def bench(
     if run.plots is not None:
         from forerun.bench.plots import draw_plots
 
-        for path in draw_plots(result.rows, Path(run.plots), shlex.join(["forerun", *sys.argv[1:]])):
+        for path in draw_plots(result.rows, Path(run.plots), typed()):
             notes().print(f"wrote {path}")
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.bench.screen import text_of
 from forerun.cli.console import Output, as_json, notes, progress, screen
 from forerun.cli.load import with_drafters
-from forerun.cli.measuring import check_plots, text_of, typed
+from forerun.cli.measuring import check_plots, check_rows, numbers, typed
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, PromptFlags, flags
 from forerun.cli.prompts import PromptRecord, named_prompts, prompt_ids, read_prompts
 from forerun.errors import OptionError
@@ -73,8 +74,7 @@ class LoadFlags:
             raise OptionError("--temperature", f"must be at least 0, got {self.temperature}")
         if not 0 < self.bar <= 1:
             raise OptionError("--bar", f"must be in (0, 1], got {self.bar}")
-        if self.rows is not None and not Path(self.rows).absolute().parent.is_dir():
-            raise OptionError("--rows", f"the folder {Path(self.rows).parent} does not exist")
+        check_rows(self.rows)
         _ = self.loads, self.lengths, self.tokens  # each refuses what it cannot read
         check_plots(self.plots)
 
@@ -83,12 +83,12 @@ class LoadFlags:
         from forerun.bench.load.arrivals import Load
 
         closed = self.concurrency or ("" if self.rate else "1,4")
-        loads = [Load(concurrency=n) for n in _whole("--concurrency", closed)] if closed else []
+        loads = [Load(concurrency=n) for n in sorted(numbers("--concurrency", closed, int, 1))] if closed else []
         return loads + ([Load(rate=rate) for rate in _rates(self.rate)] if self.rate else [])
 
     @property
     def lengths(self) -> list[int]:
-        return _whole("--fixed", self.fixed)
+        return sorted(numbers("--fixed", self.fixed, int, 1))
 
     @property
     def tokens(self) -> tuple[int, int]:
@@ -100,16 +100,6 @@ class LoadFlags:
         if not 2 <= least <= most:
             raise OptionError("--max-tokens", f"need 2 <= least <= most, got {self.max_tokens}")
         return least, most
-
-
-def _whole(option: str, text: str) -> list[int]:
-    try:
-        values = [int(item) for item in text.split(",")]
-    except ValueError:
-        raise OptionError(option, f"must be whole numbers like 1,2,4; got {text!r}") from None
-    if min(values) < 1:
-        raise OptionError(option, f"must all be at least 1, got {text!r}")
-    return sorted(set(values))
 
 
 def _rates(text: str) -> list[float]:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.bench.screen import fitted, text_of
 from forerun.cli.console import Output, as_json, notes, progress, screen
 from forerun.cli.load import with_drafters
-from forerun.cli.measuring import TargetArgument, check_plots, load_fixed, measurable, shown_on, text_of, typed
+from forerun.cli.measuring import TargetArgument, check_plots, load_fixed, measurable, typed
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, PromptFlags, flags
 from forerun.cli.prompts import named_prompts, prompt_ids
 from forerun.errors import OptionError
@@ -200,7 +201,7 @@ def _report(
     elif destination.path is not None:
         destination.write(text_of(lambda console: _show(made, made_with, console)))
     else:
-        _show(made, made_with, shown_on(screen()))
+        _show(made, made_with, fitted(screen()))
     for one in made:
         notes().print(f"{one.drafter}, temperature {one.table.key.temperature}: {_where(one, files)}")
 

@@ -1,14 +1,15 @@
-"""What the commands that measure for scheduling share: `profile`, `calibrate`, `recommend`."""
+"""What the commands that measure share."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import io
+import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -17,15 +18,10 @@ from forerun.cli.options import EngineFlags
 from forerun.errors import OptionError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from forerun.bench.profiling.profiler import Findings, ProfileOptions
     from forerun.budget.costs import VerifyCost
     from forerun.drafters.config import SpeculativeConfig
     from forerun.engine import Engine
-
-WIDTH = 170
-"""Columns of a table that goes to a file or a pipe."""
 
 TargetArgument = Annotated[
     str | None, typer.Argument(metavar="TARGET", help="As --target: directory, .gguf, hub id, embedded.")
@@ -80,6 +76,26 @@ def measured(
         return profiler.run(advance)
 
 
+_Number = TypeVar("_Number", int, float)
+
+
+def numbers(option: str, text: str, kind: Callable[[str], _Number], least: float) -> list[_Number]:
+    """The values of a list like 1,2,4, each once. OptionError: it is none, or one is out of range."""
+    try:
+        values = [kind(item) for item in text.split(",")]
+    except ValueError:
+        raise OptionError(option, f"must be numbers like 1,2,4; got {text!r}") from None
+    if any(not least <= value < math.inf for value in values):
+        raise OptionError(option, f"must all be at least {least:g}, got {text!r}")
+    return list(dict.fromkeys(values))
+
+
+def check_rows(rows: str | None) -> None:
+    """OptionError if the file could not be made."""
+    if rows is not None and not Path(rows).absolute().parent.is_dir():
+        raise OptionError("--rows", f"the folder {Path(rows).parent} does not exist")
+
+
 def check_plots(plots: str | None) -> None:
     """OptionError if no picture could be drawn."""
     if plots is not None and importlib.util.find_spec("matplotlib") is None:
@@ -91,30 +107,14 @@ def typed() -> str:
     return shlex.join(["forerun", *sys.argv[1:]])
 
 
-def shown_on(console: Console) -> Console:
-    """Wide enough for tables where there is no terminal to fit."""
-    if not console.is_terminal:
-        console.width = WIDTH
-    return console
-
-
-def text_of(show: Callable[[Console], None]) -> str:
-    """What would be shown, for a file."""
-    from rich.console import Console
-
-    out = io.StringIO()
-    show(Console(file=out, width=WIDTH, highlight=False, soft_wrap=True))
-    return out.getvalue()
-
-
 __all__ = [
     "TargetArgument",
     "check_plots",
+    "check_rows",
     "fixed",
     "load_fixed",
     "measurable",
     "measured",
-    "shown_on",
-    "text_of",
+    "numbers",
     "typed",
 ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.bench.screen import fitted, text_of
 from forerun.cli.console import Output, as_json, notes, screen
 from forerun.cli.measuring import (
     TargetArgument,
@@ -16,8 +17,6 @@ from forerun.cli.measuring import (
     load_fixed,
     measurable,
     measured,
-    shown_on,
-    text_of,
     typed,
 )
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, PromptFlags, flags
@@ -99,7 +98,7 @@ def _report(findings: Findings, engine: Engine, path: Path | None, destination: 
     elif destination.path is not None:
         destination.write(text_of(lambda console: _show(findings, console)))
     else:
-        _show(findings, shown_on(screen()))
+        _show(findings, fitted(screen()))
     where = "not kept: --calibration-cache off" if path is None else f"kept in {path}"
     notes().print(where)
 

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from forerun.bench.machine import Spread, cpu_name, versions
+from forerun.bench.machine import Spread, versions
 from forerun.bench.race import Course, Standing
+from forerun.engine.profile_key import cpu_name
 from forerun.target.base import Target
 
 NARROWEST = 100

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.bench.screen import fitted, text_of
 from forerun.cli.console import Output, as_json, notes, progress, screen, waiting
 from forerun.cli.load import load_drafters_of, load_target_of, with_drafters
-from forerun.cli.measuring import TargetArgument, fixed, measurable, measured, shown_on, text_of
+from forerun.cli.measuring import TargetArgument, fixed, measurable, measured
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, PromptFlags, flags
 from forerun.cli.prompts import named_prompts, prompt_ids
 from forerun.errors import OptionError
@@ -187,7 +188,7 @@ def _report(
     elif destination.path is not None:
         destination.write(text_of(lambda console: _show(recommendation, made, options, console)))
     else:
-        _show(recommendation, made, options, shown_on(screen()))
+        _show(recommendation, made, options, fitted(screen()))
 
 
 def _show(recommendation: Recommendation, made: dict[str, Any], options: dict[str, Any], console: Console) -> None:

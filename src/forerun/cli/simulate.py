@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.bench.screen import text_of
 from forerun.cli.console import Output, as_json, notes, progress, screen
-from forerun.cli.measuring import check_plots, text_of, typed
+from forerun.cli.measuring import check_plots, numbers, typed
 from forerun.cli.options import JsonFlag, OutputFlag, flags
 from forerun.errors import OptionError
 
@@ -123,15 +123,10 @@ def _loads(run: SimulateFlags) -> list[Load]:
 
 
 def _numbers(option: str, text: str, least: float) -> list[float]:
-    try:
-        values = [float(item) for item in text.split(",")]
-    except ValueError:
-        raise OptionError(option, f"must be numbers like 1,2,4; got {text!r}") from None
-    if any(not least <= value < math.inf for value in values):
-        raise OptionError(option, f"must all be at least {least:g}, got {text!r}")
+    values = numbers(option, text, float, least)
     if option != "--rate" and any(value != int(value) for value in values):
         raise OptionError(option, f"must be whole numbers, got {text!r}")
-    return list(dict.fromkeys(values))
+    return values
 
 
 def _range(option: str, text: str) -> tuple[int, int]:

@@ -52,11 +52,12 @@ def _device_name(device: torch.device) -> str:
     """The device and the name its maker gave it."""
     if device.type == "cuda":
         return f"cuda {torch.cuda.get_device_name(device)}"
-    return f"{device.type} {_cpu_name()}"
+    return f"{device.type} {cpu_name()}"
 
 
 @cache
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The CPU's own name where the system tells it."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text(errors="replace").splitlines():
@@ -65,4 +66,4 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-__all__ = ["engine_key", "model_of"]
+__all__ = ["cpu_name", "engine_key", "model_of"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
@@ -37,7 +38,7 @@ class ClientLeft(Exception):
     """Nobody reads what is written any more."""
 
 
-class Exchange(Response):
+class Exchange(Response, ABC):
     """Runs `work` while the client is there.
 
     Args:
@@ -84,9 +85,9 @@ class Exchange(Response):
         finally:
             await _end(work, gone, stopped)
 
+    @abstractmethod
     async def work(self) -> None:
         """Computes and writes the answer."""
-        raise NotImplementedError
 
     async def _fail(self, error: ApiError) -> None:
         """An error after the answer began."""

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import forerun
+from forerun.drafters.card import CARD
 from forerun.training.checkpoints import Progress
 from forerun.training.config import as_yaml
 from forerun.training.metrics import POSITIONS
 
 if TYPE_CHECKING:
     from forerun.training.setup import Job
-
-CARD = "README.md"
 
 
 def write_card(folder: Path, job: Job, progress: Progress) -> None:
@@ -92,19 +90,6 @@ def _decoding(one: Mapping[str, Any]) -> str:
     title = f"Decoding at temperature {one['temperature']:g}, {one['prompts']} prompts: {', '.join(numbers)}."
     rows = [(f"`{name}`", one[name]) for name in ("acceptance_by_position", "prefix_survival") if one.get(name)]
     return f"{title}\n\n{_by_position(rows)}" if rows else title
-
-
-DECODED = re.compile(r"^Decoding at temperature ([\d.e-]+), \d+ prompts: mean accepted length ([\d.]+)", re.MULTILINE)
-"""A line of `_decoding`."""
-
-
-def accepted_lengths(folder: Path) -> dict[float, float] | None:
-    """What the card of a drafter says of real decoding: temperature -> mean accepted length. None: there is no card."""
-    try:
-        text = (folder / CARD).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-    return {float(temperature): float(length) for temperature, length in DECODED.findall(text)}
 
 
 def _by_position(rows: Sequence[tuple[str, Sequence[float | None]]]) -> str:

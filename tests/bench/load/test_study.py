@@ -14,9 +14,10 @@ from forerun.bench.load import study as module
 from forerun.bench.load import trial
 from forerun.bench.load.arrivals import Load
 from forerun.bench.load.plots import cells_of, draw
-from forerun.bench.load.report import as_text
+from forerun.bench.load.report import show
 from forerun.bench.load.study import Study, Subject, verdicts
 from forerun.bench.load.trial import Traffic
+from forerun.bench.screen import text_of
 from forerun.budget.costs import DraftCost
 
 FREE = DraftCost.measured({1: {1: 0.0}, 8: {1: 0.0}})
@@ -132,7 +133,7 @@ def test_verdicts_are_over_plain_and_over_the_best_fixed_length():
 
 def test_the_report_says_what_was_tested_and_pictures_have_their_data(tmp_path):
     result = study(traffic=TRAFFIC, loads=LOADS).run()
-    text = as_text(result)
+    text = text_of(lambda console: show(result, console))
     assert "small at load 2: delayed" in text
     assert "too few pairs" in text
     assert "Holm" in text

@@ -11,10 +11,11 @@ import pytest
 
 from bench.simulate.worlds import CURVES, EVEN, serial, system
 from forerun.bench.load.arrivals import Load
+from forerun.bench.screen import text_of
 from forerun.bench.simulate import systems
 from forerun.bench.simulate.acceptance import Spread
 from forerun.bench.simulate.plots import draw
-from forerun.bench.simulate.report import as_text
+from forerun.bench.simulate.report import show
 from forerun.bench.simulate.specs import parse_drafters, parse_ways
 from forerun.bench.simulate.sweep import BAR, Plan, document, margin, run, sweep, worst
 from forerun.bench.simulate.texts import Lengths
@@ -80,7 +81,7 @@ def test_the_document_is_json_and_the_table_names_what_it_is(tmp_path):
     made, rows = small_sweep()
     found = document(made, rows)
     json.dumps(found, allow_nan=False)
-    text = as_text(found)
+    text = text_of(lambda console: show(found, console))
     assert "costs were measured" in text
     assert "worst of delayed" in text
     written = {path.name for path in draw(rows, tmp_path, "forerun simulate")}

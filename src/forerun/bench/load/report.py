@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from forerun.bench.load.protocol import LEAST_PAIRS, geometric_mean
 from forerun.bench.load.study import BAR, Result, verdicts
 from forerun.bench.load.trial import PLAIN
 from forerun.bench.measurement import Row
+from forerun.bench.screen import explain, fitted, number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,19 +51,15 @@ def _cells(row: Row, way: str) -> list[str]:
         str(Load.of(row)),
         row["drafter"],
         way,
-        _number(found["tokens_per_second"], 1),
-        _number(found["tokens_per_second_per_user"], 1),
+        number(found["tokens_per_second"], 1),
+        number(found["tokens_per_second_per_user"], 1),
         f"{geometric_mean([theirs / own for theirs, own in costs]):.2f}x",
-        "-" if plain else _number(found["verify_budget"], 2),
-        _number(found["mean_accepted_length"], 2),
+        "-" if plain else number(found["verify_budget"], 2),
+        number(found["mean_accepted_length"], 2),
         "-" if plain or found["bypass_share"] is None else f"{found['bypass_share']:.0%}",
-        *("/".join(_number(found[name][p], 0) for p in ("p50", "p95")) for name in ("ttft_ms", "tpot_ms")),
+        *("/".join(number(found[name][p], 0) for p in ("p50", "p95")) for name in ("ttft_ms", "tpot_ms")),
         "-" if plain else f"{found['outputs_identical']}/{found['outputs']}",
     ]
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def verdict_lines(rows: Sequence[Row], bar: float = BAR) -> list[str]:
@@ -101,23 +97,12 @@ def setting(result: Result) -> str:
 
 def show(result: Result, console: Console, bar: float = BAR) -> None:
     """The table, the verdicts, what it was made with, and what its words mean."""
-    if not console.is_terminal:
-        console.width = WIDTH
+    fitted(console, WIDTH)
     console.print(table(result.rows), soft_wrap=False)
     for line in verdict_lines(result.rows, bar):
         console.print(line, markup=False)
     console.print(setting(result), style="dim", markup=False)
-    for name, meaning in DEFINITIONS.items():
-        console.print(f"{name}: {meaning}", style="dim", markup=False)
-
-
-def as_text(result: Result, bar: float = BAR) -> str:
-    """The same for a file."""
-    from rich.console import Console
-
-    out = io.StringIO()
-    show(result, Console(file=out, width=WIDTH, highlight=False, soft_wrap=True), bar)
-    return out.getvalue()
+    explain(console, DEFINITIONS)
 
 
 def failed(document: Mapping[str, Any]) -> bool:
@@ -125,4 +110,4 @@ def failed(document: Mapping[str, Any]) -> bool:
     return any(verdict["failed"] for verdict in document["verdicts"])
 
 
-__all__ = ["as_text", "failed", "setting", "show", "table", "verdict_lines"]
+__all__ = ["failed", "setting", "show", "table", "verdict_lines"]

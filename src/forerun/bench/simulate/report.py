@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench.load.arrivals import Load
+from forerun.bench.screen import explain, fitted, number
 from forerun.bench.simulate.specs import PLAIN
 from forerun.bench.simulate.sweep import BAR, Row, margin, worst
 
@@ -47,18 +47,14 @@ def _cells(row: Row) -> list[str]:
         str(Load.of(row)),
         "-" if plain else row["label"],
         row["policy"],
-        _number(row["tokens_per_second"], 0 if row["tokens_per_second"] >= 100 else 1),
-        _number(row["tokens_per_second_per_user"], 1),
+        number(row["tokens_per_second"], 0 if row["tokens_per_second"] >= 100 else 1),
+        number(row["tokens_per_second_per_user"], 1),
         f"{row['speedup']:.2f}x" + ("!" if weak else ""),
         "-" if plain or row["over_best_fixed"] is None else f"{row['over_best_fixed']:.2f}x",
-        "-" if plain else _number(row["verify_budget"], 2),
-        _number(row["mean_accepted_length"], 2),
+        "-" if plain else number(row["verify_budget"], 2),
+        number(row["mean_accepted_length"], 2),
         "-" if plain else f"{row['bypass_share']:.0%}",
     ]
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def worst_lines(rows: Sequence[Row]) -> list[str]:
@@ -84,22 +80,19 @@ def setting(document: Mapping[str, Any]) -> str:
 
 def show(document: Mapping[str, Any], console: Console) -> None:
     """The table, what was simulated, the worst cells, and what the words mean."""
-    if not console.is_terminal:
-        console.width = WIDTH
+    fitted(console, WIDTH)
     console.print(table(document["rows"]), soft_wrap=False)
     console.print(setting(document), style="dim", markup=False)
     for line in worst_lines(document["rows"]):
         console.print(line, markup=False)
-    for name, meaning in DEFINITIONS.items():
-        console.print(f"{name}: {meaning}", style="dim", markup=False)
+    explain(console, DEFINITIONS)
 
 
 def show_predictions(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Measured beside predicted."""
     from rich.table import Table
 
-    if not console.is_terminal:
-        console.width = WIDTH
+    fitted(console, WIDTH)
     grid = Table(box=None, pad_edge=False)
     for name in ("load", "drafter", "policy", "measured tok/s", "predicted", "error"):
         grid.add_column(name, justify="left" if name in ("drafter", "policy") else "right", no_wrap=True)
@@ -109,13 +102,4 @@ def show_predictions(rows: Sequence[Mapping[str, Any]], console: Console) -> Non
     console.print(grid, soft_wrap=False)
 
 
-def as_text(document: Mapping[str, Any]) -> str:
-    """The same for a file."""
-    from rich.console import Console
-
-    out = io.StringIO()
-    show(document, Console(file=out, width=WIDTH, highlight=False, soft_wrap=True))
-    return out.getvalue()
-
-
-__all__ = ["as_text", "show", "show_predictions"]
+__all__ = ["show", "show_predictions"]

@@ -10,6 +10,7 @@ from forerun.cli.checks.trained import distilled_checks, trained_checks
 from forerun.cli.console import progress
 from forerun.cli.prompts import embedded_prompts
 from forerun.drafters.base import Drafter
+from forerun.drafters.card import accepted_lengths
 from forerun.drafters.learned import LearnedDrafter
 from forerun.engine import Engine, EngineOptions
 from forerun.engine.propose import LoadedDrafter
@@ -18,7 +19,6 @@ from forerun.sampling import Sampling
 from forerun.target.base import Target
 from forerun.target.fingerprint import PROBE
 from forerun.target.hf import HFTarget
-from forerun.training.card import accepted_lengths
 
 PROMPT_TOKENS, NEW_TOKENS = 64, 32
 """Of each prompt of the acceptance probe: short, so that a big model is probed in a minute."""

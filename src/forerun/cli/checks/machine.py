@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 
 from forerun.bench import machine
 from forerun.cli.checks.check import Check
+from forerun.engine.profile_key import cpu_name
 
 GIB = 1 << 30
 
@@ -18,7 +19,7 @@ GIB = 1 << 30
 def machine_checks() -> Iterator[Check]:
     yield from _versions()
     cores, threads = machine.usable_cores(), torch.get_num_threads()
-    yield Check("cpu", "ok", f"{machine.cpu_name()}, {cores} usable cores")
+    yield Check("cpu", "ok", f"{cpu_name()}, {cores} usable cores")
     yield Check.of(
         "threads", threads <= cores, f"{threads}", f"at most {cores}, the usable cores", f"--threads {cores}"
     )

@@ -10,13 +10,13 @@ import torch
 from forerun.budget.stored import CALIBRATION, read_calibration
 from forerun.cli.checks.check import Check, Status
 from forerun.cli.prompts import embedded_prompts
+from forerun.drafters.card import CARD, accepted_lengths
 from forerun.drafters.checkpoint import WEIGHTS, unpacked
 from forerun.drafters.learned import DraftConfig, LearnedDrafter
 from forerun.drafters.small.record import made_from
 from forerun.errors import OptionError
 from forerun.target.fingerprint import Fingerprint, differences, fingerprint
 from forerun.target.hf import HFTarget
-from forerun.training.card import CARD, accepted_lengths
 
 COVERED = 0.8
 """Share of a text's tokens below which a pruned vocabulary is too small for it: no draft survives them."""
