@@ -79,7 +79,7 @@ def places(draw_from: st.DrawFn) -> Row:
 
 
 @given(logit_rows, places())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_law_equals_the_reference(logits: list[float], row: Row) -> None:
     """Masks, biases, penalties, temperature and filters, in this order, against a second writing in plain Python.
 
@@ -98,7 +98,7 @@ def test_law_equals_the_reference(logits: list[float], row: Row) -> None:
 @given(
     st.lists(st.tuples(logit_rows, places()), min_size=1, max_size=6), st.sampled_from([torch.float32, torch.float64])
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(batch: list[tuple[list[float], Row]], dtype: torch.dtype) -> None:
     """Verification computes a row among others, plain decoding alone: one function, bit-equal results."""
     logits = torch.tensor([x for x, _ in batch], dtype=dtype)
@@ -108,7 +108,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(batch: list[tuple[list[flo
 
 
 @given(logit_rows, places())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_drafted_tokens_count_as_committed(logits: list[float], row: Row) -> None:
     """The law behind a drafted prefix is, bit by bit, the one plain decoding has once these tokens are committed."""
     committed = Row(row.sampling, [*row.tokens, *row.drafted], row.prompt_length, (), row.end_ids)
@@ -117,7 +117,7 @@ def test_drafted_tokens_count_as_committed(logits: list[float], row: Row) -> Non
 
 
 @given(logit_rows, places(), st.integers(0, 4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_rows_of_a_verify_block_are_those_of_plain_decoding(logits: list[float], row: Row, k: int) -> None:
     """All rows of a block in one call, against one call per row with the prefix committed."""
     drafted = [*row.drafted, *range(VOCAB)][:k]

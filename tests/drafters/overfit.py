@@ -19,7 +19,7 @@ from forerun.target.base import Target
 
 PROMPT = [10, 20, 30, 40, 50]
 SAMPLING = Sampling(temperature=0, max_tokens=26, ignore_eos=True)
-STEPS = 300
+STEPS = 200
 
 
 def learned_by_heart(name: str, folder: Path) -> tuple[Completion, int]:

@@ -182,6 +182,8 @@ def test_a_key_the_drafter_does_not_read_is_an_error(config, unused):
         {"min_predicted_gain": float("inf")},
         {"confidence_threshold": 1.5},
         {"confidence_threshold": "high"},
+        {"confidence_threshold": float("nan")},
+        {"min_predicted_gain": float("nan")},
         {"verify_mode": "typical"},
         {"min_draft": -2},
         {"prompt_lookup_max": 0},

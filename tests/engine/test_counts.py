@@ -87,7 +87,7 @@ def test_sp_6_rates_without_a_denominator_are_absent():
         "drafted", "verified", "accepted", "emitted", "discarded", "drafting_rounds", "target_steps",
         "invalid_drafts", "drafter_faults", "preemptions", "verified_by_position", "reached_by_position",
         "accepted_by_position", "acceptance_by_position", "prefix_survival", "planned", "probes", "skipped_steps",
-        "predicted_accepted", "predicted_rejected",
+        "predicted_accepted", "predicted_rejected", "cached_tokens", "invalid_positions",
     }  # fmt: skip
     assert mean_accepted_length_macro([nothing]) is None
     one, two = DecodingStats(), DecodingStats()

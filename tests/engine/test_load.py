@@ -59,9 +59,33 @@ def test_what_cannot_be_loaded_is_named(tmp_path):
         Engine.load(history_model(7), kv_cache_memory_bytes=3)
     with pytest.raises(OptionError, match="verify_mode"):
         Engine.load(history_model(7), verify_mode="typical")
-    for limits in ({"max_num_seqs": 0}, {"max_num_batched_tokens": 3}, {"num_speculative_tokens": -1}):
+    for limits in (
+        {"max_num_seqs": 0},
+        {"max_num_seqs": 2.5},
+        {"max_num_seqs": "4"},
+        {"max_num_batched_tokens": 3},
+        {"max_num_batched_tokens": float("nan")},
+        {"kv_cache_memory_bytes": 1e9},
+        {"num_speculative_tokens": -1},
+    ):
         with pytest.raises(OptionError, match=next(iter(limits))):
             Engine.load(history_model(7), **limits)
+
+
+def test_more_kv_memory_than_there_is_is_refused_with_the_arithmetic(monkeypatch):
+    """Zero pages cost nothing on a CPU until they are written: without this the process is killed under load."""
+    monkeypatch.setattr("forerun.engine.memory.available_memory", lambda device: 10_000)
+    with pytest.raises(OptionError, match=r"kv_cache_memory_bytes: \d+ KV blocks x \d+ bytes = .* are free on cpu"):
+        Engine.load(history_model(7), kv_cache_memory_bytes=10**9)
+
+
+def test_an_idle_engine_audits_its_books():
+    """A block that nobody holds and that is not free either is found when the engine has nothing left to do."""
+    engine = Engine.load(history_model(7))
+    engine.submit([[1, 2]], GREEDY)
+    engine.core.pool._free.pop()
+    with pytest.raises(AssertionError):
+        list(iter(engine.step, False))
 
 
 def test_a_closed_engine_takes_no_calls():

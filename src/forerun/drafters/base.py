@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from forerun.drafters.learned import Learner
     from forerun.target.base import Target
+    from forerun.target.blocks import BlockKey
     from forerun.target.load import Device, Dtype
 
 KeepDrafting = Callable[["DraftView", int, float], bool]
@@ -95,6 +96,8 @@ class Drafter(ABC):
     any way without changing the output."""
     blind: bool = False
     """Whether its confidences depend on no token drawn in the same round. The same holds then."""
+    lookahead: int = 0
+    """How many of the tokens behind a row have a part in what it keeps of that row: 0 or 1."""
 
     @classmethod
     def load(cls, options: Mapping[str, Any], context: LoadContext) -> Self:  # noqa: ARG003 - most need no context
@@ -131,6 +134,25 @@ class Drafter(ABC):
 
     def release(self, request_id: int) -> None:  # noqa: B027
         """Forgets a request: finished, cancelled or preempted."""
+
+    # A prefix cache keeps KV blocks of the target for requests that begin alike. What a drafter holds of these rows it
+    # keeps itself, under the same keys, in its own storage.
+
+    def keep(self, request_id: int, tokens: Sequence[int], keys: Sequence[BlockKey]) -> None:  # noqa: B027
+        """Keeps what it holds of a request's first complete blocks, `keys[i]` naming block i, for others to `adopt`.
+
+        Called again when there are more of them. `tokens` are those of the request, also behind the blocks.
+        """
+
+    def kept(self, keys: Sequence[BlockKey]) -> int:
+        """How many of the first of these blocks it can `adopt`. All, if it reads nothing but the tokens of a view."""
+        return 0 if self.taps or self.block_bytes else len(keys)
+
+    def adopt(self, request_id: int, keys: Sequence[BlockKey]) -> None:  # noqa: B027
+        """A request begins with these blocks, no more than are `kept`: as if their rows had been committed to it."""
+
+    def drop(self, key: BlockKey) -> None:  # noqa: B027
+        """The target's block is gone: nobody will ask for this key any more."""
 
     def audit(self) -> None:  # noqa: B027
         """Asserts that its own books balance; called when the engine is idle."""

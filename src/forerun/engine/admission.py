@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from forerun import budget
 from forerun.budget.planning import Plan
@@ -13,6 +14,9 @@ from forerun.engine.request import Request
 from forerun.errors import OptionError
 from forerun.target.base import BLOCK_SIZE
 from forerun.target.blocks import BlockPool, blocks_for
+
+if TYPE_CHECKING:
+    from forerun.engine.prefix_cache import PrefixCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +29,13 @@ class Limits:
     """Rows of one step, prefill and draft rows included."""
     kv_cache_memory_bytes: int | None = None
     """Memory of all KV storage, the drafters' included; None: what the requests of one full batch could use, at most a
-    quarter of the free memory."""
+    quarter of the free memory. What running requests leave of it holds the prefix cache."""
 
     def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise OptionError(limit.name, f"must be a whole number, got {value!r}")
         if self.max_num_seqs < 1:
             raise OptionError("max_num_seqs", f"must be at least 1, got {self.max_num_seqs}")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -73,8 +81,10 @@ class Admission:
         pool: BlockPool,
         on_preempt: Callable[[Request], None],
         reclaim: Callable[[], bool] = lambda: False,
+        cache: PrefixCache | None = None,
     ):
-        """`reclaim` frees the blocks of something idle and says whether it found any; asked before a preemption."""
+        """`reclaim` frees the blocks of something idle and says whether it found any; asked before a preemption.
+        `cache` is over the same pool; None: nothing is shared."""
         self.limits = limits
         self.pool = pool
         self.waiting: deque[Request] = deque()
@@ -83,6 +93,7 @@ class Admission:
         """Requests that will be admitted in the step that is planned, as far as can be told."""
         self._on_preempt = on_preempt
         self._reclaim = reclaim
+        self._cache = cache
 
     def choose(self, plan: PlanStep) -> list[Work]:
         """The work of the next step. Decoding requests come first, then running prefills, then new requests.
@@ -99,25 +110,50 @@ class Admission:
                 works.append(self._prefill(request, _share(left, others)))
                 left -= works[-1].count
         while left > 0 and self._seats(1):
-            request, share = self.waiting[0], _share(left, self._seats(2))
-            if not self._can_admit(request, share):
+            request, share = next(self._ready()), _share(left, self._seats(2))
+            if not self._admit(request, share):
                 break
-            self.running.append(self.waiting.popleft())
             works.append(self._prefill(request, share))
             left -= works[-1].count
         assert works or not self.running, "running requests but nothing to do"
         return works
 
-    def _seats(self, place: int) -> bool:
-        """Whether there is a request at this place of the queue, from 1, and a seat for it."""
-        return min(len(self.waiting), self.limits.max_num_seqs - len(self.running)) >= place
+    def _ready(self) -> Iterator[Request]:
+        """Waiting requests in their order. Further samples of a prompt stand back until it has been computed for the
+        first one: then they find it in the cache."""
+        return (request for request in self.waiting if not self._stands_back(request))
 
-    def _can_admit(self, request: Request, left: int) -> bool:
-        """Whether its first chunk fits and leaves every running request its next block: else it would be preempted."""
+    def _stands_back(self, request: Request) -> bool:
+        first, cache = request.first_sample, self._cache
+        if first is None or cache is None or not cache.enabled or first.finish_reason is not None:
+            return False
+        return len(first.tokens) == first.prompt_length > BLOCK_SIZE
+
+    def _seats(self, place: int) -> bool:
+        """Whether there is a request at this place of those that are ready, from 1, and a seat for it."""
+        seats = self.limits.max_num_seqs - len(self.running)
+        return seats >= place and next(islice(self._ready(), place - 1, None), None) is not None
+
+    def _admit(self, request: Request, left: int) -> bool:
+        """Lets a waiting request run, if its first chunk fits and leaves every running one its next block: else it
+        would be preempted. What the cache has of it is not computed."""
+        cache = None if request.blocks else self._cache
+        if cache is not None:
+            cache.attach(request)
         rows = request.rows + min(request.prefill, left)
-        return self._can_grow(request, rows + len(self.running) * BLOCK_SIZE) or (
+        fits = self._can_grow(request, rows + len(self.running) * BLOCK_SIZE) or (
             not self.running and self._can_grow(request, rows)
         )
+        if fits:
+            self.waiting.remove(request)
+            self.running.append(request)
+            if request.stats.preemptions == 0:
+                request.stats.cached_tokens = request.rows
+            if cache is not None:
+                cache.begin(request)
+        elif cache is not None:
+            self.free(request)
+        return fits
 
     def _can_grow(self, request: Request, rows: int) -> bool:
         while not self.pool.can_grow(request.blocks, rows):
@@ -154,11 +190,13 @@ class Admission:
         left = most = self.limits.max_num_batched_tokens - decoding
         left -= min(left, sum(request.prefill for request in self.running))
         self.joining = 0
-        for request in islice(self.waiting, self.limits.max_num_seqs - len(self.running)):
-            rows = request.rows + min(request.prefill, left) + (len(self.running) + self.joining) * BLOCK_SIZE
+        for request in islice(self._ready(), self.limits.max_num_seqs - len(self.running)):
+            known = 0 if request.blocks or self._cache is None else self._cache.found(request) * BLOCK_SIZE
+            count = min(request.prefill - known, left)
+            rows = request.rows + known + count + (len(self.running) + self.joining) * BLOCK_SIZE
             if left == 0 or not self.pool.can_grow(request.blocks, rows):
                 break  # it waits for its turn, or for memory
-            left -= min(request.prefill, left)
+            left -= count
             self.joining += 1
         return most - left
 
@@ -188,8 +226,10 @@ class Admission:
         return Work(request, count)
 
     def preempt(self, request: Request) -> None:
-        """Back to the front of the queue with nothing but its tokens."""
+        """Back to the front of the queue with nothing but its tokens, and what the cache still has of them by then."""
         self.running.remove(request)
+        if self._cache is not None:
+            self._cache.publish(request)
         self.free(request)
         request.stats.preemptions += 1
         self.waiting.appendleft(request)
@@ -208,8 +248,10 @@ class Admission:
         request.rows = 0
 
     def audit(self, kept: list[list[int]]) -> None:
-        """Asserts that free + used is the total and every used block belongs to a request or a kept conversation."""
-        self.pool.audit([r.blocks for r in (*self.running, *self.waiting)] + kept)
+        """Asserts that free + used is the total, and that every used block belongs to requests, a kept conversation or,
+        if it is used by nobody, to the cache."""
+        tables = [r.blocks for r in (*self.running, *self.waiting)] + kept
+        self.pool.audit(tables, () if self._cache is None else self._cache.blocks)
 
 
 def _share(left: int, others: bool) -> int:

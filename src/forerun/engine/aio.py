@@ -108,6 +108,7 @@ class AsyncEngine:
         speculative: Speculative = None,
         prediction: str | None = None,
         priority: int = 0,
+        cache_salt: str | None = None,
     ) -> AsyncIterator[Chunk]:
         """Yields what each step adds. Leaving the iteration cancels what is unfinished before the next step.
 
@@ -124,6 +125,7 @@ class AsyncEngine:
                 speculative=speculative,
                 prediction=prediction,
                 priority=priority,
+                cache_salt=cache_salt,
                 listener=reader.listen,
             )
 
@@ -145,9 +147,10 @@ class AsyncEngine:
         *,
         speculative: Speculative = None,
         prediction: str | None = None,
+        cache_salt: str | None = None,
     ) -> list[Completion]:
         """Completes prompts together; results in the order of (prompt, sample)."""
-        chunks = self.stream(prompts, sampling, speculative=speculative, prediction=prediction)
+        chunks = self.stream(prompts, sampling, speculative=speculative, prediction=prediction, cache_salt=cache_salt)
         done = [chunk.completion async for chunk in chunks if chunk.completion is not None]
         return sorted(done, key=lambda completion: (completion.prompt_index, completion.sample_index))
 

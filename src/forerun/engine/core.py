@@ -13,11 +13,13 @@ from forerun.budget.rounds import DraftTime
 from forerun.budget.scheduler import Scheduler
 from forerun.engine.admission import Admission, Limits, Work
 from forerun.engine.drafting import Drafters, FinalRows
-from forerun.engine.judge import Outcome, Round, judge
+from forerun.engine.judge import Outcome, Round, committed_logprobs, judge
+from forerun.engine.prefix_cache import PrefixCache
 from forerun.engine.propose import Clock, LoadedDrafter, Proposed, logger
 from forerun.engine.request import Progress, Request
 from forerun.engine.schedule import RoundListener, RoundReport, Schedule, Scheduling
-from forerun.sampling import NOTHING, logprobs, undrawable
+from forerun.engine.step_times import StepTimes
+from forerun.sampling import NOTHING, undrawable
 from forerun.target.base import Batch, Forward, Segment, Target
 from forerun.target.blocks import BlockPool
 from forerun.verify import Draft
@@ -47,6 +49,7 @@ class EngineCore:
         num_blocks: KV blocks of the target and of every drafter.
         scheduling: who decides how much is drafted and verified; None: all of it, as configured.
         clock: seconds, monotonic.
+        prefix_caching: keep blocks for requests that begin alike.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class EngineCore:
         num_blocks: int,
         scheduling: Scheduling | None = None,
         clock: Clock | None = None,
+        prefix_caching: bool = True,
     ):
         self.target = target
         self._clock = clock or time.perf_counter
@@ -64,9 +68,11 @@ class EngineCore:
         fixed = Scheduling(Scheduler(options=SchedulerOptions(policy="fixed")))
         self.schedule = Schedule(scheduling or fixed, self.drafters, target.window)
         self.on_round: RoundListener | None = None
+        self.times = StepTimes()
         self.pool = BlockPool(num_blocks)
         self.kept: dict[int, list[int]] = {}  # block tables that idle conversations hold, by their request id
-        self.admission = Admission(limits, self.pool, self._on_preempt, self._reclaim)
+        self.prefix_cache = PrefixCache(self.pool, self.drafters, prefix_caching)
+        self.admission = Admission(limits, self.pool, self._on_preempt, self._reclaim, self.prefix_cache)
 
     @property
     def loaded(self) -> list[LoadedDrafter]:
@@ -87,6 +93,7 @@ class EngineCore:
 
         If the target itself raises, the requests of this step fail with that error and the others go on.
         """
+        self.times.start()
         works = self.admission.choose(self._plan)
         if not works:
             return []
@@ -94,7 +101,9 @@ class EngineCore:
         for work in works:
             if work.request.started is None:
                 work.request.started = now
+        self.times.mark("schedule")
         proposed, calls = self.drafters.propose(works, self.schedule.keep_drafting)
+        self.times.mark("draft")
         try:
             lengths = self.schedule.choose(works, proposed)
             parts = [
@@ -102,15 +111,21 @@ class EngineCore:
                 for work, one, length in zip(works, proposed, lengths, strict=True)
             ]
             start = self._clock()
+            self.times.mark("schedule")
             forward = self._run(parts)
+            self.times.mark("verify")
             self._judge(parts, forward.logits)
+            self.times.mark("sample")
             # Verdicts are ints on the host (`tolist` of accepted and next token), so a GPU is done with the pass. What
             # drafters compute to follow it is not waited for: it lands in the next call that waits.
             seconds = self._clock() - start
         except Exception as error:
             logger.error("a step failed; its %d requests fail with it", len(works), exc_info=True)
             return [self.fail(work.request, error) for work in works]
-        return self._settle(parts, forward, calls, seconds)
+        progress = self._settle(parts, forward, calls, seconds)
+        self.times.mark("commit")
+        self.times.end()
+        return progress
 
     def _plan(self, requests: Sequence[Request], rows_left: int, other_rows: int) -> list[Plan]:
         batch_size = len(self.admission.running) + self.admission.joining
@@ -150,6 +165,7 @@ class EngineCore:
             packed_row += part.work.count + count
         self._report(parts, calls, seconds)
         self.drafters.inform(final, forward.features)
+        self._publish(parts)
         for done in progress:
             if done.request.error is not None:
                 self.drop(done.request)
@@ -184,7 +200,7 @@ class EngineCore:
             request.stats.predicted_rejected += len(part.draft.tokens) - accepted
         request.stats.discarded += len(run) - kept
         if request.sampling.logprobs is not None and kept:
-            request.logprobs += logprobs(logits[:kept], run[:kept], request.sampling.logprobs)
+            request.logprobs += committed_logprobs(request, logits[:kept])
         request.rows = len(request.tokens) - 1
         self.pool.shrink(request.blocks, request.rows)
         return Progress(
@@ -194,7 +210,16 @@ class EngineCore:
             drafted[min(accepted, kept) :],
             len(part.draft.tokens),
             accepted,
+            part.draft.confidence,
         )
+
+    def _publish(self, parts: Sequence[Part]) -> None:
+        """A prompt can be found as soon as it is computed, an output when it is whole: nobody asks for half of one, and
+        drafters go on taking in decoded rows in larger pieces."""
+        for part in parts:
+            request = part.work.request
+            if request.error is None and (part.work.plan is None or request.finish_reason is not None):
+                self.prefix_cache.publish(request)
 
     def _report(self, parts: Sequence[Part], calls: Sequence[DraftTime], seconds: float) -> None:
         """Tells the scheduler what came of its plans. A round whose request failed on the way stays out."""
@@ -275,4 +300,5 @@ class EngineCore:
     def audit(self) -> None:
         """Asserts that all books balance: free + used = total here and in every drafter."""
         self.admission.audit(list(self.kept.values()))
+        self.prefix_cache.audit()
         self.drafters.audit()

@@ -63,7 +63,8 @@ class Engine:
         target.allocate(num_blocks)
         for entry in drafters:
             entry.drafter.allocate(num_blocks)
-        self.core = EngineCore(target, drafters, limits, num_blocks, scheduling, clock)
+        cached = self.options.enable_prefix_caching
+        self.core = EngineCore(target, drafters, limits, num_blocks, scheduling, clock, prefix_caching=cached)
         self.intake = Intake(target, drafters, num_blocks, self.options.verify_mode, scheduling.exposed)
         self._listeners: dict[int, Listener] = {}
         self._closed = False
@@ -118,6 +119,7 @@ class Engine:
         *,
         speculative: Speculative = None,
         prediction: str | None = None,
+        cache_salt: str | None = None,
     ) -> list[Completion]:
         """Completes prompts together; results in the order of (prompt, sample).
 
@@ -126,11 +128,12 @@ class Engine:
             sampling: one for all, or one per prompt; None: the model's own defaults.
             speculative: per-request control, see `Speculative`.
             prediction: text expected in the answer, offered to the n-gram drafter.
+            cache_salt: prompts that begin alike share their rows only if this is the same.
 
         Raises:
             PromptError, OptionError: before anything is computed. Any error of the target: after the step it hit.
         """
-        requests = self.submit(prompts, sampling, speculative=speculative, prediction=prediction)
+        requests = self.submit(prompts, sampling, speculative=speculative, prediction=prediction, cache_salt=cache_salt)
         try:
             while any(request.finish_reason is None for request in requests):
                 self.step()
@@ -145,10 +148,12 @@ class Engine:
         *,
         speculative: Speculative = None,
         prediction: str | None = None,
+        cache_salt: str | None = None,
     ) -> Iterator[Chunk]:
         """Like `generate`, yielding what each step adds. Closing the iterator cancels what is unfinished."""
         self.check_open()
-        return self.follow(self.intake.requests(prompts, sampling, Ask(speculative, prediction)))
+        asked = Ask(speculative, prediction, cache_salt=cache_salt)
+        return self.follow(self.intake.requests(prompts, sampling, asked))
 
     def follow(self, requests: Sequence[Request]) -> Iterator[Chunk]:
         """Queues requests made by `intake` and yields their chunks until all are done."""
@@ -184,6 +189,7 @@ class Engine:
         speculative: Speculative = None,
         prediction: str | None = None,
         priority: int = 0,
+        cache_salt: str | None = None,
         listener: Listener | None = None,
     ) -> list[Request]:
         """Queues requests; they advance with every `step`. All are checked before the first one is queued.
@@ -191,7 +197,8 @@ class Engine:
         Of waiting requests those with the lowest `priority` are admitted first.
         """
         self.check_open()
-        requests = self.intake.requests(prompts, sampling, Ask(speculative, prediction, priority))
+        asked = Ask(speculative, prediction, priority, cache_salt)
+        requests = self.intake.requests(prompts, sampling, asked)
         for request in requests:
             self._start(request, listener)
         return requests
@@ -200,6 +207,8 @@ class Engine:
         """One step of everything that is queued; False if there is nothing left to do."""
         for one in self.core.step():
             self._deliver(one)
+        if not self.core.busy:
+            self.core.audit()  # a block lost or held twice is found here, and not when memory runs out days later
         return self.core.busy
 
     def cancel(self, requests: Sequence[Request]) -> None:

@@ -32,6 +32,11 @@ class Ask:
     speculative: Speculative = None
     prediction: str | None = None
     priority: int = 0
+    cache_salt: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.cache_salt is not None and not (isinstance(self.cache_salt, str) and self.cache_salt):
+            raise OptionError("cache_salt", f"must be a text that is not empty, got {self.cache_salt!r}")
 
 
 class Intake:
@@ -84,8 +89,9 @@ class Intake:
         self._check_policy(option, mode, ready)
         predicted = self._predicted(ask.prediction, option, sampling) if ask.prediction else ()
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        first: Request | None = None
         for sample in range(sampling.n):
-            yield Request(
+            request = Request(
                 id=self.new_id(),
                 tokens=list(ids),
                 prompt_length=len(ids),
@@ -100,7 +106,11 @@ class Intake:
                 prompt_index=index,
                 sample_index=sample,
                 priority=ask.priority,
+                cache_salt=ask.cache_salt,
+                first_sample=first,
             )
+            first = first or request
+            yield request
 
     def _check_policy(self, option: SpeculativeOption, mode: VerifyMode, sampling: Sampling) -> None:
         """Policy `global` has been checked for the engine's own mode; a request may have chosen the other one."""
@@ -144,10 +154,12 @@ class Intake:
         if sampling.max_tokens is None and len(prompt) <= rows:
             return min(limit, rows + 1)
         if blocks_for(limit - 1) > self._num_blocks:
+            new = "" if sampling.max_tokens is None else f" and {sampling.max_tokens} new ones"
+            option = "prompt" if sampling.max_tokens is None else "max_tokens"
             raise PromptError(
-                "max_tokens",
-                f"a prompt of {len(prompt)} tokens and {sampling.max_tokens} new ones need {limit - 1} KV rows, there "
-                f"are {rows}; lower it or raise kv_cache_memory_bytes",
+                option,
+                f"{len(prompt)} prompt tokens{new} need {limit - 1} KV rows, there are {rows}; shorten it or raise "
+                "kv_cache_memory_bytes",
             )
         return limit
 

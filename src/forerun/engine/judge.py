@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from forerun.engine.request import Request
-from forerun.sampling import ACCEPT, FINAL, Row, distribution
+from forerun.sampling import ACCEPT, FINAL, Row, TokenLogprob, distribution, logprobs
 from forerun.verify import Draft, Verdict, couple_packed, reject_packed
 
 if TYPE_CHECKING:
@@ -63,7 +63,22 @@ def _judge(rounds: Sequence[Round], logits: Tensor) -> list[tuple[int, int]]:
         verdict = (_couple if coupled else _reject)(group, own)
         for i, accepted, token in zip(mine, verdict.accepted.tolist(), verdict.next_token.tolist(), strict=True):
             verdicts[i] = accepted, token
+            _count_masks(rounds[i], accepted, laws)
     return verdicts
+
+
+def _count_masks(one: Round, accepted: int, laws: Tensor) -> None:
+    """What the form of the answer did to a draft, for the books: nothing is decided here.
+
+    In coupled mode the draft's law is not kept, so that what was masked in it cannot be told.
+    """
+    draft, request = one.draft, one.request
+    if not (draft.tokens and request.sampling.logits_processors):
+        return
+    if draft.probs is not None:
+        request.stats.record_invalid("grammar", "masked", len(draft.tokens))
+    elif accepted < len(draft.tokens) and laws[one.first_row + accepted, draft.tokens[accepted]] == 0:
+        request.stats.record_invalid("grammar", "rejected")
 
 
 def _places(one: Round) -> list[Row]:
@@ -98,3 +113,17 @@ def _couple(rounds: Sequence[Round], laws: Tensor) -> Verdict:
         for j in range(len(one.draft.tokens) + 1)
     ]
     return couple_packed([one.draft for one in rounds], laws, torch.from_numpy(np.stack(noise)).to(laws.device))
+
+
+def committed_logprobs(request: Request, logits: Tensor) -> list[TokenLogprob]:
+    """Log-probabilities of the newest committed tokens of a request, as many as it has rows of logits [n, V] here.
+
+    Each row is a place of the block it was verified in, so it has the history of plain decoding. Processed ones are
+    those of the law a token was drawn from; it is made again, for few requests ask and most steps have none of them.
+    """
+    s, start = request.sampling, len(request.tokens) - len(logits)
+    before, run = request.tokens[:start], request.tokens[start:]
+    if s.logprobs_mode == "processed_logprobs":
+        places = [Row(s, before, request.prompt_length, run[:j], request.end_ids) for j in range(len(run))]
+        logits = distribution(logits, places).log()
+    return logprobs(logits, run, s.logprobs or 0)

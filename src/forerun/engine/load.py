@@ -48,6 +48,8 @@ class EngineOptions:
     max_num_seqs: int = Limits().max_num_seqs
     max_num_batched_tokens: int = Limits().max_num_batched_tokens
     kv_cache_memory_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    """Keep the KV blocks of finished requests, as long as nobody needs the memory, for prompts that begin alike."""
 
     def __post_init__(self) -> None:
         if self.verify_mode not in ("rejection", "coupled"):
@@ -56,6 +58,8 @@ class EngineOptions:
             raise OptionError("num_speculative_tokens", f"must be >= 0, got {self.num_speculative_tokens}")
         if self.policy is not None:
             check_policy(self.policy)
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise OptionError("enable_prefix_caching", f"must be True or False, got {self.enable_prefix_caching!r}")
         if self.min_predicted_gain is not None and not 0 <= self.min_predicted_gain < math.inf:
             raise OptionError("min_predicted_gain", f"must be at least 0, got {self.min_predicted_gain}")
 

@@ -220,13 +220,15 @@ def _checked(entry: LoadedDrafter, draft: Draft, view: DraftView, request: Reque
     has p = 0; it can only come from a point mass (a law over the vocabulary cannot yield it), where cutting is
     lossless as well.
     """
-    asked = min(len(draft.tokens), view.k)
-    length = asked
+    asked = lawful = min(len(draft.tokens), view.k)
     if draft.probs is not None:
-        lawful = ((draft.probs.sum(-1) - 1).abs() < MASS_TOLERANCE).tolist()
-        length = min(length, _leading(lawful))
-    length = min(length, _leading([0 <= token < vocab_size for token in draft.tokens]))
+        lawful = min(asked, _leading(((draft.probs.sum(-1) - 1).abs() < MASS_TOLERANCE).tolist()))
+    length = min(lawful, _leading([0 <= token < vocab_size for token in draft.tokens]))
+    if len(draft.tokens) > asked:
+        request.stats.record_invalid("limit", "cut", len(draft.tokens) - asked)
     if draft.invalid or length < asked:
+        behind = asked - length if length < asked else max(1, view.k - asked)
+        request.stats.record_invalid("vocab" if length < lawful else "nan", "cut", behind)
         request.stats.invalid_drafts += 1
         _count_fault(entry, request)
     else:

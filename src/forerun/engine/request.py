@@ -10,6 +10,7 @@ from typing import Literal
 from forerun.engine.stats import DecodingStats
 from forerun.engine.text import TextStream
 from forerun.sampling import Noise, Sampling, TokenLogprob, VerifyMode
+from forerun.target.blocks import BlockKey
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -60,6 +61,8 @@ class Chunk:
     """Draft tokens that this step sent to the target."""
     accepted: int = 0
     """Of these, kept by verification, before a stop rule cuts."""
+    confidence: list[float] = field(default_factory=list)
+    """c_k of the tokens that were verified, as the drafter gave them; empty: it gave none."""
     logprobs: list[TokenLogprob] | None = None
     """One for each of `token_ids`, if they were asked for."""
     stats: DecodingStats = field(default_factory=DecodingStats)
@@ -85,6 +88,7 @@ class Chunk:
             finished=finished,
             verified=progress.verified,
             accepted=progress.accepted,
+            confidence=progress.confidence,
             logprobs=None if request.sampling.logprobs is None else request.logprobs[len(request.logprobs) - count :],
             stats=request.stats,
             started=request.started,
@@ -116,6 +120,8 @@ class Progress:
     """Draft tokens sent to the target."""
     accepted: int = 0
     """Of these, kept by verification, before a stop rule cuts."""
+    confidence: list[float] = field(default_factory=list)
+    """c_k of the verified tokens, as the drafter gave them; empty: it gave none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -142,8 +148,16 @@ class Request:
     sample_index: int = 0
     priority: int = 0
     """Of waiting requests the one with the lowest is admitted first."""
+    cache_salt: str | None = None
+    """Rows are shared with requests of the same salt only."""
+    first_sample: Request | None = None
+    """Of the same prompt; None: this is it."""
     rows: int = 0
     blocks: list[int] = field(default_factory=list)
+    block_keys: list[BlockKey] = field(default_factory=list)
+    """Of the first complete blocks, as far as they were needed."""
+    published: int = 0
+    """How many of its first blocks others may find; it does not write to them any more."""
     from_draft: list[bool] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: DecodingStats = field(default_factory=DecodingStats)

@@ -76,6 +76,9 @@ class Schedule:
         """Requests of the step that was planned last."""
         self._drafts: dict[int, Drafted] = {}
         """What was drafted for them, for those of a step in which anything was."""
+        self.predicted_gain: float | None = None
+        """Plain time over speculative time of the last step that was planned by costs, one that plans nothing counting
+        as 1; the mean over its requests. None: no step was."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -96,7 +99,10 @@ class Schedule:
         if not self._drafters.loaded:
             return [Plan(request.id) for request in requests]
         asks = [self._ask(request, batch_size, rows_left) for request in requests]
-        return [self._fit(plan) for plan in self.scheduler.plan(asks, other_rows)]
+        plans = [self._fit(plan) for plan in self.scheduler.plan(asks, other_rows)]
+        if plans and self.scheduler.adapts:
+            self.predicted_gain = 1 + sum(plan.gain for plan in plans if plan.choices) / len(plans)
+        return plans
 
     def _ask(self, request: Request, batch_size: int, rows_left: int) -> Ask:
         lost, room = self._drafters.lost(request.id), draft_room(request, self._window, rows_left, None)

@@ -43,6 +43,8 @@ class DecodingStats:
     """Tokens taken from it that were verified and refused."""
     probes: int = 0
     """Rounds that drafted to learn what drafts are worth."""
+    cached_tokens: int = field(default=0, compare=False)
+    """Prompt tokens whose rows were found in the prefix cache; what was there before is no part of what was done."""
     verified_by_position: list[int] = field(default_factory=list)
     """[K] rounds in which position k was verified."""
     reached_by_position: list[int] = field(default_factory=list)
@@ -51,6 +53,8 @@ class DecodingStats:
     """[K] of those, rounds in which position k was accepted as well."""
     skipped_steps: dict[str, int] = field(default_factory=dict, compare=False)
     """Rounds planned with K = 0, by reason; why nothing was drafted is no part of what was done."""
+    invalid_positions: dict[str, int] = field(default_factory=dict, compare=False)
+    """Draft positions by what was wrong and what became of them, as "nan cut": see `record_invalid`."""
 
     def record(self, drafted: int, verified: int, accepted: int) -> None:
         """One round: so many tokens drafted, sent to the target, and kept."""
@@ -75,6 +79,16 @@ class DecodingStats:
         if plan.reason is not None:
             reason = plan.reason.value
             self.skipped_steps[reason] = self.skipped_steps.get(reason, 0) + 1
+
+    def record_invalid(self, reason: str, action: str, positions: int = 1) -> None:
+        """Draft positions that could not be as the drafter would have them.
+
+        nan, vocab, limit `cut`: behind a law that is none, an id the target lacks, or K. grammar `masked`: the law was
+        masked by the request's own form before the token was drawn; grammar `rejected`: a point mass that the form does
+        not allow, refused with p = 0.
+        """
+        name = f"{reason} {action}"
+        self.invalid_positions[name] = self.invalid_positions.get(name, 0) + positions
 
     @property
     def acceptance_by_position(self) -> list[float | None]:

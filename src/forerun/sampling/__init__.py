@@ -13,7 +13,15 @@ three cannot disagree. Randomness is a pure function of its key (`Noise`).
 from forerun.sampling.adjust import Row, adjust
 from forerun.sampling.law import distribution, one_hot
 from forerun.sampling.noise import ACCEPT, DRAFT, FINAL, GUMBEL, Noise
-from forerun.sampling.options import GREEDY_BELOW, LogitsProcessor, Sampling, VerifyMode, check_ids, undrawable
+from forerun.sampling.options import (
+    GREEDY_BELOW,
+    LogitsProcessor,
+    LogprobsMode,
+    Sampling,
+    VerifyMode,
+    check_ids,
+    undrawable,
+)
 from forerun.sampling.tokens import NOTHING, TokenLogprob, draw, draw_coupled, logprobs
 
 __all__ = [
@@ -24,6 +32,7 @@ __all__ = [
     "GUMBEL",
     "NOTHING",
     "LogitsProcessor",
+    "LogprobsMode",
     "Noise",
     "Row",
     "Sampling",

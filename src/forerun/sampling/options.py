@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from forerun.errors import ForerunError, ModelError, OptionError
 
@@ -19,6 +19,8 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, everywhere: request, drafter, verification and bonus alike."""
 
 VerifyMode = Literal["rejection", "coupled"]
+
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
 LogitsProcessor = Callable[[Sequence[int], "Tensor"], "Tensor"]
 """`processor(tokens, logits [V]) -> logits [V]`: a pure function of all tokens before the position (prompt, output and
@@ -75,6 +77,9 @@ class Sampling:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     """None: none; 0: of the emitted token; j: also of the j most probable ones."""
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    """raw_logprobs: of the target's untouched logits; processed_logprobs: of the law that tokens are drawn from, with
+    masks, penalties, temperature and filters, where a greedy token has 0."""
 
     def __post_init__(self) -> None:
         _check_sampling(self)
@@ -128,6 +133,8 @@ def _check_sampling(s: Sampling) -> None:
     need(all(isinstance(t, str) and t for t in s.stop_strings), "stop", "a non-empty string or a list of them")
     need(_ids_ok(s.stop_token_ids), "stop_token_ids", "a list of token ids")
     need(s.logprobs is None or (_whole(s.logprobs) and s.logprobs >= 0), "logprobs", "None or an integer >= 0")
+    modes = get_args(LogprobsMode)
+    need(s.logprobs_mode in modes, "logprobs_mode", f"one of {', '.join(modes)}")
     if s.max_tokens is not None and s.min_tokens > s.max_tokens:
         raise OptionError("min_tokens", f"{s.min_tokens} is more than max_tokens ({s.max_tokens})")
 

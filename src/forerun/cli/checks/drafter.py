@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from forerun.cli.checks.check import Check
+from forerun.cli.checks.prefix_cache import prefix_cache_checks
 from forerun.cli.checks.trained import distilled_checks, trained_checks
 from forerun.cli.console import progress
 from forerun.cli.prompts import embedded_prompts
@@ -71,7 +72,8 @@ def _model_checks(target: Target, model: Target, name: str) -> Iterator[Check]:
 def acceptance_checks(target: Target, loaded: Sequence[LoadedDrafter], count: int) -> Iterator[Check]:
     """Greedy decoding of the package's own prompts with each drafter in turn."""
     engine = Engine(target, loaded, EngineOptions(max_num_seqs=max(1, min(count, 16))))
-    prompts = [target.tokenizer.encode(text)[-PROMPT_TOKENS:] for text in embedded_prompts(count)]
+    most = max(1, min(PROMPT_TOKENS, target.window // 2))
+    prompts = [target.tokenizer.encode(text)[-most:] for text in embedded_prompts(count)]
     sampling = Sampling(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     for entry in loaded:
         with progress(f"probing {entry.name}", len(prompts) * NEW_TOKENS) as advance:
@@ -84,6 +86,7 @@ def acceptance_checks(target: Target, loaded: Sequence[LoadedDrafter], count: in
         yield from _faults(entry.name, summed)
         expected = _told(entry.drafter)
         yield _acceptance(entry.name, summed, len(prompts), expected)
+    yield from prefix_cache_checks(engine, prompts[0], NEW_TOKENS)
     engine.audit()
 
 

@@ -12,8 +12,7 @@ from packaging.requirements import Requirement
 from forerun.bench import machine
 from forerun.cli.checks.check import Check
 from forerun.engine.profile_key import cpu_name
-
-GIB = 1 << 30
+from forerun.target.checkpoint import GIB, available_memory
 
 
 def machine_checks() -> Iterator[Check]:
@@ -28,7 +27,7 @@ def machine_checks() -> Iterator[Check]:
         "load", load <= cores, f"{load:.1f} processes wait or run", f"at most {cores}",
         "what is measured below is too low while other work runs",
     )  # fmt: skip
-    yield Check("memory", "ok", f"{machine.available_bytes() / GIB:.1f} GiB available")
+    yield Check("memory", "ok", f"{available_memory(torch.device('cpu')) / GIB:.1f} GiB available")
     yield from _devices()
     yield from _rates()
 

@@ -23,6 +23,7 @@ from forerun.drafters.chain.rows import ChainRows
 from forerun.drafters.learned import Held, LearnedDrafter
 from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.target.base import Target
+from forerun.target.blocks import BlockKey
 
 
 class ChainDrafter(LearnedDrafter):
@@ -32,6 +33,7 @@ class ChainDrafter(LearnedDrafter):
     """
 
     network: ChainNetwork
+    lookahead = 1  # a row is made of a feature and of the token that follows it
     losses_apart: ClassVar[bool] = False
     """Whether training computes chains and their losses in chunks of their own, one behind the other."""
 
@@ -95,6 +97,18 @@ class ChainDrafter(LearnedDrafter):
 
     def release(self, request_id: int) -> None:
         self._rows.release(request_id)
+
+    def keep(self, request_id: int, tokens: Sequence[int], keys: Sequence[BlockKey]) -> None:
+        self._rows.keep(request_id, tokens, keys)
+
+    def kept(self, keys: Sequence[BlockKey]) -> int:
+        return self._rows.kept(keys)
+
+    def adopt(self, request_id: int, keys: Sequence[BlockKey]) -> None:
+        self._rows.adopt(request_id, keys)
+
+    def drop(self, key: BlockKey) -> None:
+        self._rows.drop(key)
 
     def audit(self) -> None:
         self._rows.audit()

@@ -12,6 +12,7 @@ from forerun.drafters.cache import DraftCache, bytes_per_block
 from forerun.drafters.chain.network import ChainNetwork
 from forerun.drafters.features import FeatureBuffer
 from forerun.target.base import BLOCK_SIZE, Batch, Segment, Target
+from forerun.target.blocks import BlockKey
 
 INGEST_ROWS = 512
 """Rows per pass while catching up with a prompt, which bounds the memory of one pass."""
@@ -30,6 +31,9 @@ class ChainRows:
 
     Fused features are kept as long as the request, beside the keys: when a conversation is cut back, the row before the
     cut gets another token behind it and is made anew. They also bound what a request that never drafts holds.
+
+    A block that is kept for other requests has both for all of its rows, so the token behind the block has a part in
+    it. Whoever adopts the block has the same token there, and goes on as if it had made the rows itself.
 
     Args:
         network: on its device and in its dtype.
@@ -85,6 +89,29 @@ class ChainRows:
         self._buffer.release(request_id)
         self._paired.pop(request_id, None)
 
+    @torch.no_grad()
+    def keep(self, request_id: int, tokens: Sequence[int], keys: Sequence[BlockKey]) -> None:
+        """See `Drafter.keep`. What waits is fused and paired now: nobody else could make up for it."""
+        self._take_in([request_id])
+        rows = min(len(keys), self._cache.rows(request_id) // BLOCK_SIZE) * BLOCK_SIZE
+        if rows == 0:
+            return
+        for batch in _passes(list(self._unpaired(request_id, tokens, rows))):
+            self._store_keys(batch)
+        self._paired[request_id] = max(rows, self._paired.get(request_id, 0))
+        self._cache.keep(request_id, keys)
+
+    def kept(self, keys: Sequence[BlockKey]) -> int:
+        return self._cache.kept(keys)
+
+    def adopt(self, request_id: int, keys: Sequence[BlockKey]) -> None:
+        self.release(request_id)
+        self._cache.adopt(request_id, keys)
+        self._paired[request_id] = self._cache.rows(request_id)
+
+    def drop(self, key: BlockKey) -> None:
+        self._cache.drop(key)
+
     def audit(self) -> None:
         """Asserts that the block tables balance and no row is paired that has no feature."""
         self._cache.audit()
@@ -116,7 +143,7 @@ class ChainRows:
     def begin(self, views: Sequence[DraftView]) -> Tensor:
         """Hidden states [R, H] of the last row before each anchor, paired with it, after whatever is missing before."""
         self._take_in([view.request_id for view in views])
-        missing = [piece for view in views for piece in self._unpaired(view)]
+        missing = [piece for view in views for piece in self._unpaired(view.request_id, view.tokens, view.anchor - 1)]
         for batch in _passes(missing):
             self._store_keys(batch)
         batch = self._one_row_each(views, [view.tokens[view.anchor] for view in views], 0)
@@ -129,13 +156,12 @@ class ChainRows:
         [count] = {len(tokens) for tokens in drafted}
         return self._forward(self._one_row_each(views, [tokens[-1] for tokens in drafted], count), feature)
 
-    def _unpaired(self, view: DraftView) -> Iterator[Segment]:
-        """Rows without keys up to the one before the last, with the tokens behind them."""
-        first, last = self._paired.get(view.request_id, 0), view.anchor - 1
-        table = self._cache.reserve(view.request_id, view.anchor)
-        for start in range(first, last, INGEST_ROWS):
-            end = min(start + INGEST_ROWS, last)
-            yield Segment(view.tokens[start + 1 : end + 1], start, table, 0)
+    def _unpaired(self, request_id: int, tokens: Sequence[int], rows: int) -> Iterator[Segment]:
+        """Of so many rows those without keys, with the tokens behind them."""
+        table = self._cache.reserve(request_id, rows)
+        for start in range(self._paired.get(request_id, 0), rows, INGEST_ROWS):
+            end = min(start + INGEST_ROWS, rows)
+            yield Segment(tokens[start + 1 : end + 1], start, table, 0)
 
     def _one_row_each(self, views: Sequence[DraftView], tokens: Sequence[int], drafted: int) -> Batch:
         """The row at position anchor - 1 + drafted of every request, with the token behind it."""

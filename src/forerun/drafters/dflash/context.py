@@ -13,6 +13,7 @@ from forerun.drafters.dflash.config import BlockConfig
 from forerun.drafters.dflash.network import Backbone
 from forerun.drafters.features import FeatureBuffer
 from forerun.target.base import Batch, Segment, Target
+from forerun.target.blocks import BlockKey
 
 INGEST_ROWS = 512
 """Context rows fused in one pass, which bounds its memory."""
@@ -67,6 +68,22 @@ class FusedContext:
     def release(self, request_id: int) -> None:
         self._cache.release(request_id)
         self._buffer.release(request_id)
+
+    def keep(self, request_id: int, keys: Sequence[BlockKey]) -> None:
+        """See `Drafter.keep`. Features that wait are fused now: nobody else could make up for them."""
+        if self._buffer.rows(request_id):
+            self._ingest([request_id])
+        self._cache.keep(request_id, keys)
+
+    def kept(self, keys: Sequence[BlockKey]) -> int:
+        return self._cache.kept(keys)
+
+    def adopt(self, request_id: int, keys: Sequence[BlockKey]) -> None:
+        self.release(request_id)
+        self._cache.adopt(request_id, keys)
+
+    def drop(self, key: BlockKey) -> None:
+        self._cache.drop(key)
 
     def audit(self) -> None:
         self._cache.audit()

@@ -18,6 +18,7 @@ from forerun.drafters.layers import like_target
 from forerun.drafters.learned import DesignPlan, Exercise, Held, LearnedDrafter, TrainingBatch, config_fields
 from forerun.errors import OptionError
 from forerun.target.base import Target
+from forerun.target.blocks import BlockKey
 
 
 class BlockDrafter(LearnedDrafter):
@@ -82,6 +83,19 @@ class BlockDrafter(LearnedDrafter):
 
     def release(self, request_id: int) -> None:
         self.context.release(request_id)
+
+    def keep(self, request_id: int, tokens: Sequence[int], keys: Sequence[BlockKey]) -> None:  # noqa: ARG002
+        with torch.inference_mode():
+            self.context.keep(request_id, keys)
+
+    def kept(self, keys: Sequence[BlockKey]) -> int:
+        return self.context.kept(keys)
+
+    def adopt(self, request_id: int, keys: Sequence[BlockKey]) -> None:
+        self.context.adopt(request_id, keys)
+
+    def drop(self, key: BlockKey) -> None:
+        self.context.drop(key)
 
     def audit(self) -> None:
         self.context.audit()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from forerun.drafters.learned import Learner
+    from forerun.target.blocks import BlockKey
 
 INGEST_ROWS = 512
 """Rows per pass while catching up with a prompt, which bounds the memory of one pass."""
@@ -95,16 +96,33 @@ class Small(Drafter):
         self._tables = Tables(num_blocks)
 
     def propose(self, views: Sequence[DraftView], keep_drafting: KeepDrafting) -> Proposal:
+        ready = [i for i, view in enumerate(views) if self._reserve(view)]
+        mine = [views[i] for i in ready]
+
         def advance(active: Sequence[int], drafts: Sequence[Draft]) -> tuple[Tensor, list[float]]:
             segments = []
             for i, draft in zip(active, drafts, strict=True):
-                view = views[i]
+                view = mine[i]
                 tokens = draft.tokens[-1:] or view.tokens[self._tables.rows(view.request_id) :]
                 segments.append(self._segment(view.request_id, list(tokens)))
             logits = self._over_target_ids(self.model.forward(Batch(segments)).logits)
             return logits, top_probability(logits)
 
-        return draft_serially(views, keep_drafting, advance)
+        proposal = [Draft() for _ in views]
+        for i, draft in zip(ready, draft_serially(mine, keep_drafting, advance), strict=True):
+            proposal[i] = draft
+        return proposal
+
+    def _reserve(self, view: DraftView) -> bool:
+        """Whether there is room for all rows of a round.
+
+        There is, but where requests share blocks of the target whose rows each of them had to make here: what the
+        target holds once is then held several times. Those that come too late are not drafted for.
+        """
+        if not self._tables.has_room(view.request_id, view.anchor + view.k):
+            return False
+        self._tables.reserve(view.request_id, view.anchor + view.k)
+        return True
 
     def _segment(self, request_id: int, tokens: list[int]) -> Segment:
         """The last piece of `tokens`, after a long beginning has been ingested in bounded passes."""
@@ -135,6 +153,20 @@ class Small(Drafter):
 
     def release(self, request_id: int) -> None:
         self._tables.release(request_id)
+
+    def keep(self, request_id: int, tokens: Sequence[int], keys: Sequence[BlockKey]) -> None:  # noqa: ARG002
+        """What it has ingested so far: a prompt nobody drafted behind is not worth a pass of the model."""
+        self._tables.keep(request_id, keys)
+
+    def kept(self, keys: Sequence[BlockKey]) -> int:
+        return self._tables.kept(keys)
+
+    def adopt(self, request_id: int, keys: Sequence[BlockKey]) -> None:
+        self._tables.release(request_id)
+        self._tables.adopt(request_id, keys)
+
+    def drop(self, key: BlockKey) -> None:
+        self._tables.drop(key)
 
     def audit(self) -> None:
         """Asserts that its own pool holds exactly what its tables hold."""
