@@ -22,6 +22,7 @@ from forerun.budget.calibration import (
     temperature_bucket,
 )
 from forerun.budget.reliability import (
+    Bin,
     auroc,
     bootstrap,
     brier_score,
@@ -197,6 +198,18 @@ def test_tables_survive_their_file():
     assert again.table(KEY) == made.table(KEY)
     assert again.table(CalibrationKey("coupled", "probabilistic", "one")) is None
     assert set(again.keys) == set(made.keys)
+
+
+def test_reliability_diagrams_survive_the_file():
+    """Bars of every position; a file from before there were any is read as well."""
+    bars = ((Bin(0.6, 0.7, 30, 0.65, 0.5), Bin(0.9, 1.0, 2, 0.95, 1.0)), ())
+    table = Table(KEY, (1.5, 2.0), "held out", 100, (0.1, 0.2), (0.1, 0.1), bars, bars[::-1])
+    made = Calibration([table])
+    assert Calibration.loads(made.dumps()).table(KEY) == table
+    old = json.loads(made.dumps())
+    for name in ("bars_before", "bars_after"):
+        del old["tables"][0][name]
+    assert Calibration.loads(json.dumps(old)).table(KEY).bars_after == ()
 
 
 def test_a_table_replaces_the_one_of_its_key():

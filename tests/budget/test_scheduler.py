@@ -221,6 +221,16 @@ def test_an_unknown_drafter_is_tried_on_one_request_at_a_time():
     assert world.run(scheduler, 10).probes <= 1
 
 
+def test_a_short_answer_is_not_spent_on_trials():
+    """Two drafters that nobody has seen yet, one request of some 60 tokens: the trials of the one that is not in use
+    take the place of at most every eighth of its drafts."""
+    drafts = {"dspark": serial(0.15, 0.01, follow=0.02), "small": serial(0.3, 0.3, follow=0.03)}
+    known = profile(BFLOAT16, drafts)
+    world = World(known, everywhere(0.8), 1, {"dspark": 7, "small": 5}, tokens=300)
+    tally = world.run(scheduled(known), 16)
+    assert tally.drafters["dspark"] >= 14
+
+
 def test_a_probe_goes_to_the_new_and_short_request():
     known = one_drafter()
     scheduler = Scheduler(known, priors={"small": [0.01]})

@@ -13,11 +13,14 @@ from forerun.budget.calibration import CalibrationKey, Table
 from forerun.budget.profile import VERSION, ProfileKey
 from forerun.budget.stored import (
     calibration_path,
+    load_study_path,
     profile_path,
     profiles_folder,
     read_calibration,
+    read_load_study,
     read_profile,
     write_calibration,
+    write_load_study,
     write_profile,
 )
 from forerun.errors import OptionError
@@ -166,3 +169,21 @@ def test_a_damaged_calibration_names_the_command_and_is_replaced(tmp_path):
         read_calibration(path)
     write_calibration(path, [TABLE])
     assert read_calibration(path).table(TABLE.key) == TABLE
+
+
+def test_a_load_study_lies_beside_its_profile(tmp_path):
+    """Found by the profile's key; a newer one takes its place; the profile is still found; a damaged one is named."""
+    points = [{"drafter": "ngram", "policy": "plain", "load": "4", "per_user": 3.0, "total": 12.0}]
+    assert read_load_study(KEY) is None
+    write_load_study(KEY, [], {"made": "before"})
+    path = write_load_study(KEY, points, {"made": "now"})
+    write_profile(NGRAM)
+    assert path == load_study_path(KEY) != profile_path(KEY)
+    assert read_load_study(KEY) == {"version": 1, "points": points, "made_with": {"made": "now"}}
+    assert read_profile(KEY) == NGRAM
+    assert read_load_study(replace(KEY, threads=3)) is None
+    assert read_load_study(KEY, tmp_path) is None
+    for damaged in ("[]", "{", '{"version": 2, "points": []}', '{"version": 1, "points": 3}'):
+        path.write_text(damaged)
+        with pytest.raises(OptionError, match="forerun bench load"):
+            read_load_study(KEY)

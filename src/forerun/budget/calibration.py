@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from forerun.budget.curve import FloatArray
-from forerun.budget.reliability import BINS, expected_calibration_error, negative_log_likelihood
+from forerun.budget.reliability import BINS, Bin, expected_calibration_error, negative_log_likelihood
 from forerun.errors import OptionError
 from forerun.sampling.options import GREEDY_BELOW, Sampling, VerifyMode
 
@@ -138,6 +138,9 @@ def scale(confidence: float, temperature: float) -> float:
 # ------------------------------------------------------------------------------------------------------------ the file
 
 
+Bars = tuple[tuple[Bin, ...], ...]
+
+
 @dataclass(frozen=True)
 class Table:
     """A fit with what is known of it."""
@@ -149,6 +152,9 @@ class Table:
     """Rounds it was fitted on."""
     ece_before: tuple[float, ...] = ()
     ece_after: tuple[float, ...] = ()
+    bars_before: Bars = ()
+    """Reliability diagram of each position's survival on held-out rounds, empty bins left out."""
+    bars_after: Bars = ()
 
     def __post_init__(self) -> None:
         if not self.temperatures or not all(math.isfinite(t) and t > 0 for t in self.temperatures):
@@ -216,7 +222,15 @@ class Calibration:
 def _table(entry: Mapping[str, Any]) -> Table:
     temperatures, before, after = (tuple(map(float, entry[n])) for n in ("temperatures", "ece_before", "ece_after"))
     key = CalibrationKey(**entry["key"])
-    return Table(key, temperatures, str(entry["dataset"]), int(entry["num_samples"]), before, after)
+    bars = [_bars(entry.get(name, ())) for name in ("bars_before", "bars_after")]
+    return Table(key, temperatures, str(entry["dataset"]), int(entry["num_samples"]), before, after, bars[0], bars[1])
+
+
+def _bars(positions: Sequence[Sequence[Any]]) -> Bars:
+    return tuple(
+        tuple(Bin(float(low), float(high), int(rounds), float(p), float(o)) for low, high, rounds, p, o in bars)
+        for bars in positions
+    )
 
 
 __all__ = [

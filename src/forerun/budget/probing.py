@@ -17,6 +17,9 @@ from forerun.budget.planning import Load, forecast, probe_length
 from forerun.budget.profile import Profile
 from forerun.budget.selection import Promise, Promises
 
+TRIAL_INTERVAL = 8
+"""Steps between two trials of a hardly known drafter that take the place of another's draft: else a short answer would
+be all trials, and the drafter in use is there because it promises at least as much."""
 STALE = 256
 """Steps after which a drafter is looked at again, although another is in use or its doubtful tokens are left out."""
 
@@ -92,9 +95,12 @@ class Prober:
 
     def _worth_asking(self, current: Current, request: int, drafter: str, unknown: set[str]) -> bool:
         """Hardly known drafters, requests that do not draft, and drafters that were not looked at for long."""
-        if request not in current.drafting or drafter in unknown:
+        if request not in current.drafting:
             return True
-        return self._step - self._last_probe.get(drafter, 0) > STALE
+        since = self._step - self._last_probe.get(drafter, 0)
+        if drafter in unknown:
+            return current.drafting[request] == drafter or since >= TRIAL_INTERVAL
+        return since > STALE
 
     def _urgency(
         self, current: Current, request: int, promise: Promise, history: AcceptanceHistory, unknown: set[str]
@@ -130,4 +136,4 @@ def _excess(costs: Costs, current: Current, length: int, context: int) -> float:
     return verifying + further + costs.draft(1, length, context)
 
 
-__all__ = ["STALE", "Current", "Probe", "Prober"]
+__all__ = ["STALE", "TRIAL_INTERVAL", "Current", "Probe", "Prober"]

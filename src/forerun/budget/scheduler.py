@@ -70,9 +70,10 @@ class Scheduler:
         priors: Mapping[str, Sequence[float]] | None = None,
     ):
         self.options = options or SchedulerOptions()
+        self.calibrations = dict(calibrations or {})
         self.history = AcceptanceHistory(priors)
         self._costs = None if profile is None else LiveCosts(profile)
-        self._confidences = Confidences(calibrations or {})
+        self._confidences = Confidences(self.calibrations)
         self._past = PastRounds()
         self._planner = Planner(self.options, self.history)
         self._step = _Step()

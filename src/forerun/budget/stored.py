@@ -11,10 +11,11 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from forerun.budget.calibration import Calibration, Table
 from forerun.budget.profile import Profile, ProfileKey
@@ -27,6 +28,7 @@ OFF = "off"
 """Its value for not at all."""
 CALIBRATION = "calibration.json"
 """Name of the calibration in a drafter's own folder."""
+LOAD_STUDY_VERSION = 1
 NAME_LENGTH = 40
 """Characters of a model's name that a file's name keeps: enough to know it again, whatever it was."""
 
@@ -87,6 +89,55 @@ def _readable(key: ProfileKey, folder: Path | None) -> Profile | None:
         return read_profile(key, folder)
     except OptionError:
         return None  # it is about to be replaced, which is what its message would have asked for
+
+
+# ------------------------------------------------------------------------------------------------- decoding under load
+
+
+def load_study_path(key: ProfileKey, folder: Path | None = None) -> Path:
+    """Beside the profile that its scheduled way went by."""
+    return profile_path(key, folder).with_suffix(".load.json")
+
+
+def read_load_study(key: ProfileKey, folder: Path | None = None) -> dict[str, Any] | None:
+    """What `write_load_study` wrote last; None: there is none. OptionError: it cannot be used."""
+    path = load_study_path(key, folder)
+    text = _text(path)
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+        if found["version"] == LOAD_STUDY_VERSION and isinstance(found["points"], list):
+            return dict(found)
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise _unusable(path, OptionError(OPTION, "is damaged or of another version"), "forerun bench load")
+
+
+def write_load_study(
+    key: ProfileKey, points: Sequence[Mapping[str, Any]], made_with: Mapping[str, Any], folder: Path | None = None
+) -> Path:
+    """Keeps the speeds that `forerun bench load` measured, in place of those before, and returns the file.
+
+    Args:
+        key: of the profile.
+        points: one for each way of decoding and load: `drafter`, `policy`, `load`, and tokens a second `per_user` and
+            in `total`.
+        made_with: models, machine, versions and options.
+        folder: instead of the one under FORERUN_CACHE.
+
+    Raises:
+        OptionError: the folder cannot be written.
+    """
+    path = load_study_path(key, folder)
+    document = {
+        "version": LOAD_STUDY_VERSION,
+        "points": [dict(point) for point in points],
+        "made_with": dict(made_with),
+    }
+    with _locked(path):
+        _write(path, json.dumps(document, indent=1))
+    return path
 
 
 # -------------------------------------------------------------------------------------------------------- calibrations
@@ -181,10 +232,13 @@ def _write(path: Path, text: str) -> None:
 __all__ = [
     "CALIBRATION",
     "calibration_path",
+    "load_study_path",
     "profile_path",
     "profiles_folder",
     "read_calibration",
+    "read_load_study",
     "read_profile",
     "write_calibration",
+    "write_load_study",
     "write_profile",
 ]
