@@ -8,14 +8,29 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from bench.clocks import engine
+from bench.clocks import VOCAB, engine, target
 from budget.world import BFLOAT16, FREE_LOOKUP, INT4, profile, serial
-from forerun.bench.recommending.acceptance import Shown, shown
+from forerun.bench.recommending.acceptance import Carded, Shown, shown, shown_in_turn
+from forerun.bench.recommending.mixture import Mixed, Part
 from forerun.bench.recommending.recommendation import Candidate, by_batch, gains, judge, last_paying
-from forerun.bench.recommending.report import FORMULA, NOT_WORTH_IT, Recommendation, Setting, by_k, sentences, table
+from forerun.bench.recommending.report import (
+    FORMULA,
+    MIXED_BEATS,
+    NOT_WORTH_IT,
+    Recommendation,
+    Setting,
+    by_k,
+    sentences,
+    table,
+)
 from forerun.budget.costs import ContextCost, Costs
 from forerun.budget.planning import forecast
-from forerun.engine import DecodingStats
+from forerun.drafters.card import acceptances
+from forerun.drafters.ngram import Ngram
+from forerun.drafters.small import Small
+from forerun.engine import DecodingStats, Engine, EngineOptions
+from forerun.engine.load import load_drafters
+from forerun.engine.stats import total
 from forerun.sampling import Sampling
 
 CHEAP = profile(INT4, {"small": serial(0.1, 0.05)}).costs("small")
@@ -201,3 +216,145 @@ def test_nothing_pays_and_that_is_said():
     assert NOT_WORTH_IT in next(iter(sentences(made)))
     assert made.as_dict()["best"] == {"1": "vanilla"}
     assert "(1 - a^(K+1)) / (1 - a)" in FORMULA
+
+
+# ------------------------------------------------------------------------------------------------------------ mixtures
+
+BOTH = profile(INT4, {"ngram": FREE_LOOKUP, "small": serial(0.1, 0.05)})
+
+
+def part(name, shown_):
+    return Part(name, BOTH.costs(name), shown_, {"method": name})
+
+
+def mixed(first, other):
+    return Mixed("ngram, else small", "--target t", part("ngram", first), part("small", other))
+
+
+def test_a_mixture_by_hand():
+    """One request: half of the rounds verify 2 looked-up tokens, the other half 3 drafted ones."""
+    found = mixed(seen([0.9, 0.8], match=0.5, rounds=10**6), seen([0.7, 0.5, 0.3], rounds=10**6))
+    tokens = 1 + 0.5 * (0.9 + 0.8) + 0.5 * (0.7 + 0.5 + 0.3)
+    call = BOTH.costs("ngram").draft(1, 2)
+    seconds = call + 0.5 * 1.245 + 0.5 * (0.1 + 2 * 0.05 + 1.39)  # 3 rows lie half-way between 1.1 and 1.39
+    assert found._gain((2, 3), 1, 0, slice(None)) == pytest.approx(tokens / seconds - 1, rel=1e-4)
+    verdict = found.verdict(1, 0)
+    assert verdict.gain == max(found._gain((a, b), 1, 0, slice(None)) for a in (1, 2) for b in (1, 2, 3))
+    assert verdict.interval.low == pytest.approx(verdict.gain)
+    assert verdict.emitted > 1
+
+
+def test_a_mixture_whose_other_part_never_proposes_is_the_first_alone():
+    """The gain of a single request is that of `gains`, but for what asking the other one costs."""
+    first = seen([0.9, 0.8], match=0.4, rounds=10**6)
+    nothing = Shown(np.zeros((4, 1)), np.zeros((4, 1)), np.zeros(4), np.full(4, 100.0))
+    free = profile(INT4, {"ngram": FREE_LOOKUP, "small": serial(1e-9)})
+    both = Mixed(
+        "x", "", Part("ngram", free.costs("ngram"), first, {}), Part("small", free.costs("small"), nothing, {})
+    )
+    alone = gains(free.costs("ngram"), first.survival(), first.match(), 1, 0)
+    assert both._gain((2, 1), 1, 0, slice(None)) == pytest.approx(float(alone[2]), rel=1e-6)
+
+
+def test_requests_match_by_themselves():
+    """Of many requests about a share m does: the expected pass lies between those of none and of all."""
+    found = mixed(seen([0.9], match=0.5, rounds=10**6), seen([0.7, 0.5], rounds=10**6))
+    weights = found._weights(8, slice(None))
+    assert weights.sum() == pytest.approx(1)
+    assert weights.argmax() == 4
+    passes = found._verify((1, 2), 8, 0, slice(None))
+    assert passes[0] > passes[-1]
+    assert found.best_gain(1, 0) > found.best_gain(64, 0) >= 0
+
+
+def test_what_two_drafters_get_right_is_counted_in_their_turns():
+    """The n-gram is asked in every round, the model only where that had nothing; together they explain every round."""
+    options = EngineOptions(num_speculative_tokens=2)
+    over = target()
+    made = Engine(over, load_drafters([Ngram(3, 1), Small(target(), VOCAB)], over, options), options)
+    prompts = [[1, 2, 3, 1, 2, 3], [4, 4, 1]]
+    sampling = Sampling(temperature=0, max_tokens=20, ignore_eos=True, seed=0)
+    told = []
+    first, other = shown_in_turn(made, prompts, sampling, told.append)
+    assert sum(told) == 40
+    assert 0 < first.match() < 1
+    assert other.match() == 1.0
+    assert other.steps.sum() == first.steps.sum() - first.drafted.sum()
+    assert (other.accepted == other.reached).all(), "the model is the target's twin"
+    stats = total(c.stats for c in made.generate(prompts, sampling))
+    assert first.accepted.sum() + other.accepted.sum() == stats.accepted
+    assert made.core.on_round is None
+
+
+def test_two_in_turn_are_recommended_where_they_beat_either_alone():
+    """By more than a second model is worth; the command asks them in this order, each with its own K."""
+    lookup, model = seen([0.95, 0.9], match=0.5), seen([0.8, 0.6, 0.5])
+    singles = [
+        Candidate("ngram", "--drafter ngram", BOTH.costs("ngram"), lookup),
+        candidate(BOTH.costs("small"), model),
+    ]
+    both = mixed(lookup, model)
+    made = Recommendation.of([*singles, both], Setting((1,), 100, 8, 256))
+    best = made.best(1)
+    assert best.label == "ngram, else small"
+    assert best.gain > MIXED_BEATS + max(v.gain for v in made.verdicts if v.label != best.label)
+    lines = list(sentences(made))
+    k, other = best.lengths
+    assert f"K = {k}, else {other}" in lines[0]
+    fixed = f"""forerun generate --target t --drafter '{{"method": "ngram", "num_speculative_tokens": {k}}}' """
+    assert lines[1].strip().startswith(fixed)
+    assert lines[1].endswith("--policy fixed")
+    assert lines[2].strip().startswith("forerun generate --target t --drafter ngram --drafter small    adapts")
+    document = json.loads(json.dumps(made.as_dict(), allow_nan=False))
+    assert document["best"] == {"1": "ngram, else small"}
+    assert set(document["choices"][2]["acceptance"]) == {"ngram", "small"}
+    assert table(made).row_count == 3
+    assert by_k(made).row_count == 2
+
+
+def test_a_mixture_that_is_hardly_better_is_not_recommended():
+    """A look-up that almost never matches leaves the model alone."""
+    model = seen([0.8, 0.6, 0.5])
+    both = mixed(seen([0.9], match=0.02), model)
+    made = Recommendation.of([candidate(BOTH.costs("small"), model), both], Setting((1,), 100, 8, 256))
+    assert made.best(1).label == "small"
+
+
+# --------------------------------------------------------------------------------------------------------------- cards
+
+CARD = """# `dspark` drafter
+
+Decoding at temperature 0, 8 prompts: mean accepted length 3.100, tokens per step 2.900.
+
+| position | 1 | 2 | 3 |
+|---|---|---|---|
+| `acceptance_by_position` | 0.800 | 0.750 |  |
+| `prefix_survival` | 0.800 | 0.600 |  |
+
+Decoding at temperature 1, 8 prompts: mean accepted length 2.100.
+
+Over the held-out text as given, nothing sampled:
+
+| position | 1 |
+|---|---|
+| `teacher_forced_acceptance` | 0.700 |
+"""
+
+
+def test_a_card_tells_acceptance_by_position(tmp_path):
+    """Of each temperature that it has a table for, up to the first position that nothing had reached."""
+    assert acceptances(tmp_path) == {}
+    (tmp_path / "README.md").write_text(CARD)
+    assert acceptances(tmp_path) == {0.0: [0.8, 0.75]}
+
+
+def test_what_a_card_tells_is_a_guess_with_wide_bounds():
+    """Survival is the product of its rates; the interval is wider than that of as many measured rounds would be."""
+    card = Carded([0.8, 0.75, 0.7])
+    assert card.survival().tolist() == pytest.approx([0.8, 0.6, 0.42])
+    guessed = judge(Candidate("small", "", CHEAP, card), 1, 0)
+    sure = judge(candidate(CHEAP, seen([0.8, 0.6, 0.42], 10**6)), 1, 0)
+    assert guessed.gain == pytest.approx(sure.gain, abs=1e-3)
+    assert guessed.interval.low < guessed.gain < guessed.interval.high
+    assert guessed.interval.high - guessed.interval.low > 0.2
+    assert "card" in Candidate("small", "", CHEAP, card).remarks()[0]

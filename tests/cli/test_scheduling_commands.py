@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,6 +142,40 @@ def test_two_models_of_a_kind_are_compared(run: Run, tiny_qwen3_dir: Path, tiny_
     assert ran.code == 0, ran.err
     labels = [one["drafter"] for one in ran.json["verdicts"]]
     assert labels == [f"small ({tiny_small_dir})", f"small ({tiny_qwen3_dir})"]
+
+
+def test_two_drafters_in_turn_are_a_choice_too(
+    run: Run, tiny_qwen3_dir: Path, tiny_small_dir: Path, prompts: Path
+) -> None:
+    """An n-gram that does not always match before a model; both are decoded together once."""
+    args = ["recommend", "--target", tiny_qwen3_dir, "--drafter", "ngram", "--drafter", tiny_small_dir]
+    ran = run(*args, "--prompts", prompts, "--seconds", 1, "--max-tokens", 16, "--max-num-seqs", 2, "--json")
+    assert ran.code == 0, ran.err
+    small = f"small ({tiny_small_dir})"
+    assert [one["drafter"] for one in ran.json["verdicts"]] == ["ngram", small, f"ngram, else {small}"]
+    found = ran.json["choices"][2]["acceptance"]
+    assert found[small]["rounds"] > 0
+    assert found["ngram"]["match_rate"] == pytest.approx(ran.json["choices"][0]["acceptance"]["match_rate"], abs=0.3)
+
+
+def test_a_card_stands_in_for_decoding(
+    run: Run, tiny_qwen3_dir: Path, tiny_small_dir: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """--cards: what is told of this temperature, not of another; a drafter without a card is decoded with."""
+    model = Path(shutil.copytree(tiny_small_dir, tmp_path / "model"))
+    (model / "README.md").write_text(
+        "Decoding at temperature 0, 8 prompts: mean accepted length 2.5.\n\n| position | 1 | 2 |\n|---|---|---|\n"
+        "| `acceptance_by_position` | 0.900 | 0.500 |\n"
+    )
+    args = ["recommend", "--target", tiny_qwen3_dir, "--drafter", model, "--prompts", prompts, "--seconds", 1]
+    args += ["--max-tokens", 8, "--max-num-seqs", 2, "--cards", "--json"]
+    [choice] = run(*args).json["choices"]
+    assert choice["acceptance"] == {
+        "prompts": 0, "rounds": 0, "match_rate": 1.0, "survival": [0.9, pytest.approx(0.45)], "card": True,
+    }  # fmt: skip
+    sampled = run(*args, "--temperature", 1)
+    assert sampled.json["choices"][0]["acceptance"]["rounds"] > 0
+    assert "has no card for temperature 1" in sampled.err
 
 
 def test_drafters_are_named_one_by_one_or_together() -> None:

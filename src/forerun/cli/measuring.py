@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -96,10 +97,22 @@ def check_rows(rows: str | None) -> None:
         raise OptionError("--rows", f"the folder {Path(rows).parent} does not exist")
 
 
+def check_seed(seed: int | None) -> None:
+    """OptionError if seeds could not be counted from it: every run of a measurement has one of its own."""
+    if seed is not None and not -(2**63) <= seed < 2**63:
+        raise OptionError("--seed", f"must be a signed 64-bit integer, got {seed}")
+
+
 def check_plots(plots: str | None) -> None:
-    """OptionError if no picture could be drawn."""
-    if plots is not None and importlib.util.find_spec("matplotlib") is None:
+    """OptionError if no picture could be drawn, or none be written there."""
+    if plots is None:
+        return
+    if importlib.util.find_spec("matplotlib") is None:
         raise OptionError("--plots", "needs matplotlib: pip install 'forerun[bench]'")
+    folder = Path(plots).absolute()
+    place = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
+    if not os.path.isdir(place) or not os.access(place, os.W_OK):
+        raise OptionError("--plots", f"{place} is no folder that can be written")
 
 
 def typed() -> str:
@@ -111,6 +124,7 @@ __all__ = [
     "TargetArgument",
     "check_plots",
     "check_rows",
+    "check_seed",
     "fixed",
     "load_fixed",
     "measurable",

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from forerun.bench.profiling.profiler import ProfileOptions
-    from forerun.bench.recommending.recommendation import Candidate
+    from forerun.bench.recommending.acceptance import Acceptance, Shown
+    from forerun.bench.recommending.mixture import Mixed, Part
+    from forerun.bench.recommending.recommendation import Candidate, Choice
     from forerun.bench.recommending.report import Recommendation
     from forerun.budget.costs import Costs
     from forerun.drafters.config import SpeculativeConfig
     from forerun.engine import Engine
+    from forerun.engine.propose import LoadedDrafter
     from forerun.sampling import Sampling
     from forerun.target.hf import HFTarget
 
@@ -48,6 +52,10 @@ class RecommendFlags:
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 64
     seed: Annotated[int, typer.Option(help="Of sampling.")] = 0
     seconds: Annotated[float, typer.Option(help="To measure costs that were not measured yet.")] = SECONDS
+    cards: Annotated[
+        bool,
+        typer.Option("--cards", help="Believe the cards of trained drafters instead of decoding with them."),
+    ] = False
 
     def loads(self) -> list[int]:
         """OptionError: not numbers of requests."""
@@ -84,7 +92,8 @@ def recommend(
     output: OutputFlag = None,
 ) -> None:
     """The speed-up to expect of each drafter at a load, from acceptance measured on prompts and costs measured on this
-    machine (measured now where `forerun profile` has not), and the K and the command line that follow.
+    machine (measured now where `forerun profile` has not), and the K and the command line that follow. Of several
+    drafters also two in turn: one that does not always propose where it does, another where it does not.
 
     forerun recommend embedded --drafter ngram,small --concurrency 1,8
     """
@@ -99,14 +108,15 @@ def recommend(
     with waiting("loading"):
         loaded = load_target_of(ready)
     ids = prompt_ids(named, loaded.tokenizer, prompts.limit or PROMPTS)
-    choices = [_choice(ready, loaded, config, ids, run) for config in configs]
+    singles = [_choice(ready, loaded, config, ids, run) for config in configs]
+    choices: list[Choice] = [*singles, *_mixtures(ready, loaded, configs, singles, ids, run)]
     most = max(*loads, ready.max_num_seqs or 0, 64)
     context = run.context if run.context is not None else sum(map(len, ids)) // len(ids) + run.max_tokens // 2
     _report(_recommendation(choices, loads, context, most, loaded.window), loaded, sampling, destination, json_)
 
 
 def _recommendation(
-    choices: Sequence[Candidate], loads: Sequence[int], context: int, most: int, window: int
+    choices: Sequence[Choice], loads: Sequence[int], context: int, most: int, window: int
 ) -> Recommendation:
     from forerun.bench.recommending.report import Recommendation, Setting
 
@@ -117,25 +127,95 @@ def _choice(
     ready: EngineFlags, target: HFTarget, config: SpeculativeConfig, prompts: list[list[int]], run: RecommendFlags
 ) -> Candidate:
     """One drafter, loaded alone beside the target: two of a kind can be compared."""
-    from forerun.bench.recommending.acceptance import shown
     from forerun.bench.recommending.recommendation import Candidate
 
     with waiting(f"loading {config.name}"):
-        engine = _engine(ready, target, config)
+        engine = _engine(ready, target, [config])
     with engine:
-        [entry] = engine.core.loaded
         costs = _costs(engine, ready, prompts, run.options())
-        with progress(f"decoding with {entry.name}", len(prompts) * run.max_tokens) as advance:
-            found = shown(engine, entry, prompts, run.sampling(), advance)
-    return Candidate(_label(config), _command(ready, config), costs, found)
+        found = _acceptance(engine, prompts, run)
+    return Candidate(_label(config), loading_flags(ready, config), costs, found)
 
 
-def _engine(ready: EngineFlags, target: HFTarget, config: SpeculativeConfig) -> Engine:
+def _acceptance(engine: Engine, prompts: list[list[int]], run: RecommendFlags) -> Acceptance:
+    """Of an engine's only drafter: by its card if that is wanted and there, else by decoding."""
+    from forerun.bench.recommending.acceptance import shown
+
+    [entry] = engine.core.loaded
+    carded = _carded(entry, run) if run.cards else None
+    if carded is not None:
+        return carded
+    if run.cards:
+        notes().print(f"{entry.name} has no card for temperature {run.temperature:g}: decoding with it")
+    with progress(f"decoding with {entry.name}", len(prompts) * run.max_tokens) as advance:
+        return shown(engine, entry, prompts, run.sampling(), advance)
+
+
+def _carded(entry: LoadedDrafter, run: RecommendFlags) -> Acceptance | None:
+    """What the drafter's card tells of temperatures like this one, up to its K; None: nothing."""
+    from forerun.bench.profiling.profiler import longest_draft
+    from forerun.bench.recommending.acceptance import Carded
+    from forerun.budget.calibration import temperature_bucket
+    from forerun.drafters.card import acceptances
+
+    folder = getattr(entry.drafter, "folder", None) or entry.config.model
+    if folder is None:
+        return None
+    bucket = temperature_bucket(run.temperature)
+    told = {t: rates for t, rates in acceptances(Path(folder)).items() if temperature_bucket(t) == bucket}
+    if not told:
+        return None
+    nearest = min(told, key=lambda t: abs(t - run.temperature))
+    return Carded(told[nearest][: longest_draft(entry)])
+
+
+def _mixtures(
+    ready: EngineFlags, target: HFTarget, configs: Sequence[SpeculativeConfig], singles: Sequence[Candidate],
+    prompts: list[list[int]], run: RecommendFlags,
+) -> list[Mixed]:  # fmt: skip
+    """A look-up that does not always propose before each drafter of another kind; what each then gets right is decoded
+    anew. What is only known by its card is left out. (A model proposes whenever there is room: at the end of a short
+    output there is none.)"""
+    from forerun.bench.recommending.acceptance import Shown
+    from forerun.budget.selection import ALWAYS
+    from forerun.drafters import drafter_class
+
+    both = [(c, s) for c, s in zip(configs, singles, strict=True) if isinstance(s.shown, Shown)]
+    return [
+        _mixed(ready, target, (first, other), (costs, its), prompts, run)
+        for first, costs in both
+        for other, its in both
+        if drafter_class(first.name).deterministic and 0 < costs.shown.match() < ALWAYS and first.name != other.name
+    ]
+
+
+def _mixed(
+    ready: EngineFlags, target: HFTarget, pair: tuple[SpeculativeConfig, SpeculativeConfig],
+    singles: tuple[Candidate, Candidate], prompts: list[list[int]], run: RecommendFlags,
+) -> Mixed:  # fmt: skip
+    """Two drafters in one engine, the second asked where the first has nothing."""
+    from forerun.bench.recommending.acceptance import shown_in_turn
+    from forerun.bench.recommending.mixture import Mixed
+
+    what = f"decoding with {' and '.join(config.name for config in pair)}"
+    with _engine(ready, target, pair) as engine, progress(what, len(prompts) * run.max_tokens) as advance:
+        found = shown_in_turn(engine, prompts, run.sampling(), advance)
+    first, other = (_part(c, s, one) for c, s, one in zip(pair, singles, found, strict=True))
+    return Mixed(f"{first.name}, else {other.name}", shlex.join(target_flags(ready)), first, other)
+
+
+def _part(config: SpeculativeConfig, single: Candidate, found: Shown) -> Part:
+    from forerun.bench.recommending.mixture import Part
+
+    return Part(single.label, single.costs, found, _given(config))
+
+
+def _engine(ready: EngineFlags, target: HFTarget, configs: Sequence[SpeculativeConfig]) -> Engine:
     from forerun.engine import Engine, EngineOptions
     from forerun.engine.tuning import scheduling_of
 
     options = EngineOptions.of(ready.options())
-    loaded = load_drafters_of(ready, target, [config])
+    loaded = load_drafters_of(ready, target, configs)
     return Engine(target, loaded, options, scheduling=scheduling_of(target, loaded, options, look_up=False))
 
 
@@ -160,16 +240,26 @@ def _label(config: SpeculativeConfig) -> str:
     return config.name if config.model is None else f"{config.name} ({config.model})"
 
 
-def _command(ready: EngineFlags, config: SpeculativeConfig) -> str:
+def loading_flags(ready: EngineFlags, config: SpeculativeConfig) -> str:
     """Flags of `forerun generate` that load this pair as it was loaded here."""
+    words, given = target_flags(ready), _given(config)
+    if set(given) == {"method"} or set(given) == {"model"}:
+        return shlex.join([*words, "--drafter", *map(str, given.values())])
+    return shlex.join([*words, "--speculative-config", json.dumps(given)])
+
+
+def target_flags(ready: EngineFlags) -> list[str]:
+    """Flags that load the target as it was loaded here."""
     words = ["--target", ready.target]
     for name in ("dtype", "device", "threads"):
         value = getattr(ready, name)
         words += [] if value is None else [f"--{name}", str(value)]
-    given = config.model_dump(exclude_unset=True, exclude={"policy", "num_speculative_tokens"})
-    if set(given) == {"method"} or set(given) == {"model"}:
-        return shlex.join([*words, "--drafter", *map(str, given.values())])
-    return shlex.join([*words, "--speculative-config", json.dumps(given)])
+    return words
+
+
+def _given(config: SpeculativeConfig) -> dict[str, Any]:
+    """Keys that load a drafter."""
+    return config.model_dump(exclude_unset=True, exclude={"policy", "num_speculative_tokens"})
 
 
 # ------------------------------------------------------------------------------------------------------------- showing
@@ -208,13 +298,6 @@ def _show(recommendation: Recommendation, made: dict[str, Any], options: dict[st
         style="dim",
         markup=False,
     )
-    for choice in recommendation.choices:
-        shown = choice.shown
-        survival = " ".join(f"{value:.2f}" for value in shown.survival())
-        console.print(
-            f"{choice.label}: {shown.rounds} rounds of {shown.prompts} prompts, a draft in {100 * shown.match():.0f} % "
-            f"of them, survival by position {survival}",
-            style="dim",
-            markup=False,
-        )
+    for line in (line for choice in recommendation.choices for line in choice.remarks()):
+        console.print(line, style="dim", markup=False)
     console.print(FORMULA, style="dim", markup=False)

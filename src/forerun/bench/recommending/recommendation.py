@@ -11,19 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from forerun.bench.recommending.acceptance import Shown
+from forerun.bench.recommending.acceptance import Acceptance
 from forerun.budget.bypass import MIN_PREDICTED_GAIN
 from forerun.budget.costs import Costs
 from forerun.budget.curve import FloatArray
 from forerun.budget.planning import Load, outlook
-from forerun.budget.reliability import Interval, bootstrap
-
-LEVEL = 0.9
-"""Of intervals: both ends are then bounds of 95 %."""
+from forerun.budget.reliability import Interval
 
 
 def gains(costs: Costs, survival: FloatArray, match: float, requests: int, context: int) -> FloatArray:
@@ -53,49 +50,40 @@ def _asking(costs: Costs, requests: int, context: int) -> float:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A drafter, what it costs and what it gets right."""
-
-    label: str
-    """As it is told from others."""
-    command: str
-    """What follows `forerun generate` to run it."""
-    costs: Costs
-    shown: Shown
-
-    def gains(self, requests: int, context: int) -> FloatArray:
-        return gains(self.costs, self.shown.survival(), self.shown.match(), requests, context)
-
-
-@dataclass(frozen=True)
 class Verdict:
-    """One drafter at one load."""
+    """One choice at one load."""
 
     label: str
     requests: int
-    length: int
-    """The best K of those that draft."""
+    lengths: tuple[int, ...]
+    """The best K of those that draft, of each drafter in the order they are asked."""
     gain: float
     """At that K; negative where plain decoding is better at every K."""
     interval: Interval
-    """Of the gain, by drawing the prompts again; costs are taken as they were measured."""
+    """Of the gain, by what is known of acceptance; costs are taken as they were measured."""
     emitted: float
     """Tokens of a round."""
     verify_ratio: float
-    """A pass that verifies K drafts of every request over one that verifies none."""
-    gains: Sequence[float]
-    """At K = 0 .. most."""
+    """A pass that verifies these drafts of every request over one that verifies none."""
+    gains: Sequence[float] = ()
+    """At K = 0 .. most; of a single drafter."""
+
+    @property
+    def length(self) -> int:
+        """K of the drafter that is asked first."""
+        return self.lengths[0]
 
     @property
     def worth_it(self) -> bool:
         return self.gain >= MIN_PREDICTED_GAIN
 
     def as_dict(self) -> dict[str, Any]:
+        best = self.length if len(self.lengths) == 1 else list(self.lengths)
         return {
             "drafter": self.label,
             "concurrency": self.requests,
-            "num_speculative_tokens": self.length if self.worth_it else 0,
-            "best_drafting_k": self.length,
+            "num_speculative_tokens": best if self.worth_it else 0,
+            "best_drafting_k": best,
             "gain": self.gain,
             "gain_interval_90": list(self.interval),
             "worth_it": self.worth_it,
@@ -105,19 +93,82 @@ class Verdict:
         }
 
 
+class Choice(Protocol):
+    """What can be run: a drafter, or several in turn."""
+
+    @property
+    def label(self) -> str:
+        """As it is told from others."""
+
+    @property
+    def command(self) -> str:
+        """What follows `forerun generate` to run it."""
+
+    @property
+    def mixed(self) -> bool:
+        """Whether it is more than one drafter."""
+
+    def verdict(self, requests: int, context: int) -> Verdict:
+        """The best K at a load, and what to expect of it."""
+
+    def best_gain(self, requests: int, context: int) -> float:
+        """At the best K, 0 where plain decoding is best."""
+
+    def at(self, lengths: Sequence[int]) -> str:
+        """What follows `forerun generate` to run it with these K and no others."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is known of its acceptance, as JSON types."""
+
+    def remarks(self) -> list[str]:
+        """The same in words, a line each."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A drafter, what it costs and what it gets right."""
+
+    label: str
+    command: str
+    costs: Costs
+    shown: Acceptance
+
+    mixed = False
+
+    def gains(self, requests: int, context: int) -> FloatArray:
+        return gains(self.costs, self.shown.survival(), self.shown.match(), requests, context)
+
+    def best_gain(self, requests: int, context: int) -> float:
+        return float(self.gains(requests, context).max())
+
+    def verdict(self, requests: int, context: int) -> Verdict:
+        return judge(self, requests, context)
+
+    def at(self, lengths: Sequence[int]) -> str:
+        return f"{self.command} --num-speculative-tokens {lengths[0]} --policy fixed"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"acceptance": self.shown.as_dict()}
+
+    def remarks(self) -> list[str]:
+        return [remark(self.label, self.shown)]
+
+
+def remark(label: str, shown: Acceptance) -> str:
+    """What is known of a drafter's acceptance, in a line."""
+    survival = " ".join(f"{value:.2f}" for value in shown.survival())
+    return f"{label}: {shown.told}, a draft in {100 * shown.match():.0f} % of them, survival by position {survival}"
+
+
 def judge(choice: Candidate, requests: int, context: int) -> Verdict:
     """The best K of a drafter at a load, and what to expect of it."""
     predicted, shown = choice.gains(requests, context), choice.shown
     k = 1 + int(np.argmax(predicted[1:]))
-
-    def gain(rows: Sequence[int]) -> float:
-        return float(gains(choice.costs, shown.survival(rows), shown.match(rows), requests, context)[k])
-
-    interval = bootstrap(range(shown.prompts), lambda rows: gain(rows.tolist()), level=LEVEL)
+    interval = shown.bounds(lambda survival, match: float(gains(choice.costs, survival, match, requests, context)[k]))
     emitted = 1 + shown.match() * float(shown.survival()[:k].sum())
     plain = choice.costs.plain(requests, context)
     ratio = choice.costs.verify(requests, requests * (k + 1), context) / plain if plain else 1.0
-    return Verdict(choice.label, requests, k, float(predicted[k]), interval, emitted, ratio, predicted.tolist())
+    return Verdict(choice.label, requests, (k,), float(predicted[k]), interval, emitted, ratio, predicted.tolist())
 
 
 def by_batch(choice: Candidate, most: int, context: int) -> list[tuple[int, int, int]]:
@@ -135,10 +186,10 @@ def by_batch(choice: Candidate, most: int, context: int) -> list[tuple[int, int,
     return ranges
 
 
-def last_paying(choice: Candidate, loads: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
+def last_paying(choice: Choice, loads: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
     """The last of these (requests, context) at which drafting pays; None: it does at none."""
-    paying = [load for load in loads if choice.gains(*load).max() >= MIN_PREDICTED_GAIN]
+    paying = [load for load in loads if choice.best_gain(*load) >= MIN_PREDICTED_GAIN]
     return paying[-1] if paying else None
 
 
-__all__ = ["Candidate", "Verdict", "by_batch", "gains", "judge", "last_paying"]
+__all__ = ["Candidate", "Choice", "Verdict", "by_batch", "gains", "judge", "last_paying", "remark"]

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forerun.bench.recommending.recommendation import Candidate, Verdict, by_batch, judge, last_paying
-from forerun.budget.bypass import MIN_PREDICTED_GAIN
+from forerun.bench.recommending.recommendation import Candidate, Choice, Verdict, by_batch, last_paying
+from forerun.budget.bypass import HYSTERESIS, MIN_PREDICTED_GAIN
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,6 +19,8 @@ FORMULA = (
     "drafting and verifying in plain steps, read from the measured staircase"
 )
 NOT_WORTH_IT = "not worth it here"
+MIXED_BEATS = HYSTERESIS
+"""Gain by which two drafters in turn must beat a single one: a second model is a second thing to keep."""
 
 
 @dataclass(frozen=True)
@@ -38,21 +40,22 @@ class Setting:
 class Recommendation:
     """Every choice at every load."""
 
-    choices: Sequence[Candidate]
+    choices: Sequence[Choice]
     setting: Setting
     verdicts: Sequence[Verdict]
 
     @classmethod
-    def of(cls, choices: Sequence[Candidate], setting: Setting) -> Recommendation:
-        verdicts = [judge(choice, n, setting.context) for n in setting.concurrency for choice in choices]
+    def of(cls, choices: Sequence[Choice], setting: Setting) -> Recommendation:
+        verdicts = [choice.verdict(n, setting.context) for n in setting.concurrency for choice in choices]
         return cls(choices, setting, verdicts)
 
     def best(self, requests: int) -> Verdict | None:
-        """The choice with the greatest gain at a load; None: plain decoding."""
+        """The choice with the greatest gain at a load, several drafters only where they gain `MIXED_BEATS` more than
+        any single one; None: plain decoding."""
         mine = [verdict for verdict in self.verdicts if verdict.requests == requests and verdict.worth_it]
-        return max(mine, key=lambda verdict: verdict.gain, default=None)
+        return max(mine, key=lambda v: v.gain - MIXED_BEATS * self.choice(v.label).mixed, default=None)
 
-    def choice(self, label: str) -> Candidate:
+    def choice(self, label: str) -> Choice:
         return next(choice for choice in self.choices if choice.label == label)
 
     def as_dict(self) -> dict[str, Any]:
@@ -65,20 +68,21 @@ class Recommendation:
             "verdicts": [verdict.as_dict() for verdict in self.verdicts],
         }
 
-    def _choice_dict(self, choice: Candidate) -> dict[str, Any]:
-        setting = self.setting
-        table = by_batch(choice, setting.most, setting.context)
+    def _choice_dict(self, choice: Choice) -> dict[str, Any]:
         limits = {"up_to_concurrency": self.up_to_concurrency(choice), "up_to_context": self.up_to_context(choice)}
-        shown = {"drafter": choice.label, "acceptance": choice.shown.as_dict()}
-        return {**shown, "num_speculative_tokens_per_batch_size": [list(row) for row in table], **limits}
+        table = {}
+        if isinstance(choice, Candidate):
+            ranges = by_batch(choice, self.setting.most, self.setting.context)
+            table["num_speculative_tokens_per_batch_size"] = [list(row) for row in ranges]
+        return {"drafter": choice.label, **choice.as_dict(), **table, **limits}
 
-    def up_to_concurrency(self, choice: Candidate) -> int:
+    def up_to_concurrency(self, choice: Choice) -> int:
         """The most requests with which drafting pays at this context; 0: never."""
         loads = ((n, self.setting.context) for n in range(1, self.setting.most + 1))
         found = last_paying(choice, loads)
         return found[0] if found else 0
 
-    def up_to_context(self, choice: Candidate) -> int | None:
+    def up_to_context(self, choice: Choice) -> int | None:
         """The longest context behind which drafting pays for a single request, of eight an octave; None: never."""
         contexts = sorted({min(self.setting.window, round(16 * 2 ** (i / 8))) for i in range(200)})
         found = last_paying(choice, ((1, context) for context in contexts))
@@ -99,7 +103,7 @@ def table(recommendation: Recommendation) -> Table:
         grid.add_row(
             str(one.requests),
             one.label,
-            str(one.length),
+            told(one.lengths),
             f"{1 + one.gain:.2f}x",
             f"{low:.2f}-{high:.2f}",
             f"{one.emitted:.2f}",
@@ -109,8 +113,13 @@ def table(recommendation: Recommendation) -> Table:
     return grid
 
 
+def told(lengths: Sequence[int]) -> str:
+    """K of each drafter: `4`, or `6, else 4`."""
+    return ", else ".join(map(str, lengths))
+
+
 def by_k(recommendation: Recommendation) -> Table:
-    """The speed-up at every K: one line per load and choice."""
+    """The speed-up at every K: one line per load and drafter."""
     from rich.table import Table
 
     most = max(len(one.gains) for one in recommendation.verdicts)
@@ -119,7 +128,7 @@ def by_k(recommendation: Recommendation) -> Table:
     grid.add_column("drafter", no_wrap=True)
     for k in range(1, most):
         grid.add_column(f"K = {k}", justify="right", no_wrap=True)
-    for one in recommendation.verdicts:
+    for one in (verdict for verdict in recommendation.verdicts if verdict.gains):
         cells = [f"{1 + gain:.2f}x" for gain in one.gains[1:]]
         grid.add_row(str(one.requests), one.label, *cells)
     return grid
@@ -135,26 +144,28 @@ def sentences(recommendation: Recommendation) -> Iterator[str]:
             least = f"{100 * MIN_PREDICTED_GAIN:.0f} %"
             yield f"{where}: speculative decoding is {NOT_WORTH_IT}: a gain of {least} is not to be expected"
             continue
-        command = recommendation.choice(best.label).command
+        choice = recommendation.choice(best.label)
         unsure = "" if best.interval.low > 0 else "; on other prompts it may lose"
-        yield f"{where}: {best.label} with K = {best.length}, {1 + best.gain:.2f} times as fast{unsure}"
-        yield f"    forerun generate {command} --num-speculative-tokens {best.length} --policy fixed"
-        yield f"    forerun generate {command}    adapts K to load and text, at most the drafter's own"
+        yield f"{where}: {best.label} with K = {told(best.lengths)}, {1 + best.gain:.2f} times as fast{unsure}"
+        yield f"    forerun generate {choice.at(best.lengths)}"
+        yield f"    forerun generate {choice.command}    adapts K to load and text, at most the drafter's own"
     for choice in recommendation.choices:
         yield from _limits(recommendation, choice)
 
 
-def _limits(recommendation: Recommendation, choice: Candidate) -> Iterator[str]:
+def _limits(recommendation: Recommendation, choice: Choice) -> Iterator[str]:
     setting, up_to = recommendation.setting, recommendation.up_to_concurrency(choice)
     if up_to == 0:
         return
-    ranges = [list(row) for row in by_batch(choice, setting.most, setting.context)]
-    yield f"{choice.label}, K by requests: {json.dumps({'num_speculative_tokens_per_batch_size': ranges})}"
+    if isinstance(choice, Candidate):
+        ranges = [list(row) for row in by_batch(choice, setting.most, setting.context)]
+        yield f"{choice.label}, K by requests: {json.dumps({'num_speculative_tokens_per_batch_size': ranges})}"
+    name = f"    {choice.label}: beyond"
     if up_to < setting.most:
-        yield f"    beyond {up_to} requests plain decoding wins; the default policy sees to that by itself"
+        yield f"{name} {up_to} requests plain decoding wins; the default policy sees to that by itself"
     context = recommendation.up_to_context(choice)
     if context is not None and context < setting.window:
-        yield f"    beyond some {context:,} tokens of context plain decoding wins, for a single request"
+        yield f"{name} some {context:,} tokens of context plain decoding wins, for a single request"
 
 
 __all__ = ["FORMULA", "NOT_WORTH_IT", "Recommendation", "Setting", "by_k", "sentences", "table"]
