@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint format clean
+.PHONY: demo test test-all test-browser lint format clean
 
 demo: $(VENV)/installed
 	$(BIN)/forerun demo
@@ -13,6 +13,10 @@ test: lint
 
 test-all: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# CHROMIUM=/path, else one on PATH, else playwright downloads its own; without any it fails and says what to do.
+test-browser: $(VENV)/installed-browser
+	OMP_NUM_THREADS=1 FORERUN_BROWSER_TESTS=1 $(BIN)/python -m pytest tests/browser
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -34,6 +38,10 @@ $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
 $(VENV)/installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	touch $@ $(VENV)/installed
+
+$(VENV)/installed-browser: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,browser]"
+	touch $@
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

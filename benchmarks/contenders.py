@@ -102,7 +102,12 @@ class Forerun:
         fixed = {"policy": "fixed"}  # K is what a row says, whatever has been measured on this machine
         drafters = [{"method": "small", "model": draft} | fixed, {"method": "ngram"} | fixed]
         self._engine = forerun.Engine.load(
-            target, drafters, dtype=dtype, threads=threads, num_speculative_tokens=max(LENGTHS)
+            target,
+            drafters,
+            dtype=dtype,
+            threads=threads,
+            num_speculative_tokens=max(LENGTHS),
+            enable_prefix_caching=False,  # every run computes its whole prompt
         )
 
     def run(self, config: Config, job: Job) -> Run:

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Self
 
 from engine.conftest import engine_of
@@ -27,17 +28,25 @@ def ascii_model(
 ) -> TableTarget:
     """Exact logits over bytes, a hash of the whole prefix: the letters of an alphabet so far apart, end-of-sequence
     among them at a fixed level (0: now and then, 20: hardly ever), every other byte far below."""
+    letters = tuple(alphabet)
 
-    def logits(prefix: Sequence[int]) -> list[float]:
-        hashed = _hashed(prefix, f"ascii {seed}", VOCAB)
-        row = [byte - 600.0 for byte in range(VOCAB)]
-        for level, byte in enumerate(sorted(alphabet, key=lambda b: (hashed[b], b))):
-            row[byte] = -gap * level
-        row[ByteTokenizer.EOS] = -eos_level - 0.5 + (hashed[256] % 7 == 0) * 3
-        return row
+    def logits(prefix: Sequence[int]) -> Sequence[float]:
+        return _ascii_row(tuple(prefix), seed, eos_level, gap, letters)
 
     options = {"tokenizer": ByteTokenizer(), "eos_token_ids": [ByteTokenizer.EOS], "window": 400, **options}
     return TableTarget(logits, VOCAB, **options)
+
+
+@lru_cache(maxsize=2048)  # plain, drafting and drafted for ask for the same rows
+def _ascii_row(
+    prefix: tuple[int, ...], seed: int, eos_level: int, gap: float, alphabet: tuple[int, ...]
+) -> tuple[float, ...]:
+    hashed = _hashed(prefix, f"ascii {seed}", VOCAB)
+    row = [byte - 600.0 for byte in range(VOCAB)]
+    for level, byte in enumerate(sorted(alphabet, key=lambda b: (hashed[b], b))):
+        row[byte] = -gap * level
+    row[ByteTokenizer.EOS] = -eos_level - 0.5 + (hashed[256] % 7 == 0) * 3
+    return tuple(row)
 
 
 def script_model(text: str | bytes, **options: Any) -> TableTarget:
@@ -239,6 +248,11 @@ class Site:
         found = [_value(line, name, labels) for line in page.splitlines()]
         values = [value for value in found if value is not None]
         return sum(values) if values else None
+
+
+def counted(usage: dict[str, Any]) -> dict[str, Any]:
+    """`usage` without what it owes to earlier requests: where tokens came from, not which there are."""
+    return {name: value for name, value in usage.items() if name != "prompt_tokens_details"}
 
 
 def _value(line: str, name: str, labels: dict[str, str]) -> float | None:

@@ -1,13 +1,10 @@
-"""Chats: templates and what may be done with them, tool calls, reasoning."""
+"""Chats: templates and what may be done with them, reasoning."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
 from forerun.drafters.ngram import Ngram
-from forerun.serve.answer import CALL, CALL_END
 from forerun.target.table import ByteTokenizer
 from serve.kit import Site, ascii_model, engine, guesses, joined, script_model
 
@@ -33,7 +30,6 @@ WEATHER = {
         },
     },
 }
-NO_TOOL = {"type": "function", "function": {"name": "no"}}
 TIME = {"type": "function", "function": {"name": "time"}}
 
 
@@ -109,91 +105,6 @@ def test_a_model_without_a_template_has_no_chats():
     with Site(lambda: engine(target=target)) as site:
         error = site.refused(CHAT, {"messages": HELLO})
         assert "--chat-template" in error["message"]
-
-
-# -------------------------------------------------------------------------------------------------------------- tools
-
-
-def _check_call(call, name: str | None = None) -> None:
-    assert call["type"] == "function"
-    assert call["id"].startswith("call_")
-    assert call["function"]["name"] in ({name} if name else {"weather", "time"})
-    arguments = json.loads(call["function"]["arguments"])
-    assert arguments == {} if call["function"]["name"] == "time" else arguments["x"] in (1, 2)
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"tool_choice": "required"},
-        {"tool_choice": "required", "parallel_tool_calls": False},
-        {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
-        {"tool_choice": {"type": "function", "function": {"name": "time"}}},
-    ],
-    ids=str,
-)
-def test_a_tool_that_must_be_called_is_called(chats, fields, seed):
-    """Whatever the model would say: calls with arguments of the schema, streamed as whole, drafted as plain."""
-    asked = {
-        "messages": HELLO, "tools": [WEATHER, TIME], "temperature": 1.0, "seed": seed, "max_tokens": 600,
-        "verify_mode": "coupled", **fields,
-    }  # fmt: skip
-    [choice] = chats.chat(**asked)["choices"]
-    [plain] = chats.chat(**asked, speculative=False)["choices"]
-    calls = choice["message"]["tool_calls"]
-    assert [c["function"] for c in calls] == [c["function"] for c in plain["message"]["tool_calls"]]
-    named = fields["tool_choice"]["function"]["name"] if isinstance(fields["tool_choice"], dict) else None
-    for call in calls:
-        _check_call(call, named)
-    if choice["finish_reason"] == "tool_calls":
-        assert choice["message"]["content"] is None
-    if fields.get("parallel_tool_calls") is False or named:
-        assert len(calls) == 1
-    streamed = joined(chats.post(CHAT, {**asked, "stream": True}).events)
-    assert [c["function"] for c in streamed["calls"]] == [c["function"] for c in calls]
-    assert [c["index"] for c in streamed["calls"]] == list(range(len(calls)))
-    assert streamed["finish_reason"] == choice["finish_reason"]
-
-
-def test_a_call_the_model_makes_by_itself_is_told_apart():
-    """tool_choice auto: text and calls as the model writes them; --tool-call-parser none leaves them text."""
-    said = f'Let me see.\n{CALL}\n{{"name": "weather", "arguments": {{"x": 1}}}}\n{CALL_END}'
-    target = script_model(said, tokenizer=ByteTokenizer("{% if tools %}{% endif %}a"))
-    make = lambda: engine(guesses(said), target=target)  # noqa: E731
-    fields = {"messages": HELLO, "tools": [WEATHER], "temperature": 0, "max_tokens": 200}
-    with Site(make) as site:
-        [choice] = site.chat(**fields)["choices"]
-        assert choice["message"]["content"] == "Let me see."
-        assert choice["finish_reason"] == "tool_calls"
-        [call] = choice["message"]["tool_calls"]
-        _check_call(call, "weather")
-        streamed = joined(site.post(CHAT, {**fields, "stream": True}).events)
-        assert (streamed["content"], streamed["finish_reason"]) == ("Let me see.", "tool_calls")
-        assert streamed["calls"][0]["function"] == call["function"]
-        assert site.chat(**{**fields, "tool_choice": "none"})["choices"][0]["message"]["content"] == said
-    with Site(make, tool_call_parser="none") as site:
-        assert site.chat(**fields)["choices"][0]["message"]["content"] == said
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"tools": [WEATHER], "tool_choice": NO_TOOL}, "tool_choice.function.name"),
-        ({"tools": [WEATHER, WEATHER]}, "tools"),
-        ({"tools": [WEATHER], "parallel_tool_calls": False}, "parallel_tool_calls"),
-        ({"tools": [WEATHER], "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-        ({"tools": [{"type": "web", "function": {"name": "a"}}]}, "tools[0].type"),
-        ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-         "tool_calls[0].function.arguments"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_tools_that_cannot_be_used_are_refused(chats, fields, param):
-    """By name."""
-    assert chats.refused(CHAT, {"messages": HELLO, **fields})["param"] == param
 
 
 # ---------------------------------------------------------------------------------------------------------- reasoning

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
-from forerun.engine import DecodingStats
+from budget.world import BFLOAT16, profile, serial
+from engine.conftest import bytes_for
+from engine.scheduled import Named, cycle, timed, wrong
+from forerun.drafters.config import SpeculativeConfig
+from forerun.drafters.fake import Broken, Script
+from forerun.drafters.small import Small
+from forerun.engine import DecodingStats, Engine, EngineOptions
+from forerun.engine.propose import LoadedDrafter
+from forerun.engine.step_times import PHASES
 from forerun.serve.account import metrics_of
 from forerun.serve.cards import expected_lengths
-from forerun.serve.loglines import Levels, StatsLog, drafting_line
-from forerun.serve.metrics import ALARM, COUNTERS, GAUGES, HISTOGRAMS, Metrics, difference
-from serve.kit import Site, engine, guesses, noisy_engine, script_model
+from forerun.serve.loglines import Levels, StatsLog, drafting_line, own_line
+from forerun.serve.metrics import ALARM, EXPECTED, OWN, RECENT, SHARED, Metrics, difference
+from forerun.training.card import _decoding
+from forerun.verify import Draft
+from serve.kit import VOCAB, Site, ascii_model, engine, guesses, noisy_engine, script_model
 
 COMPLETIONS = "/v1/completions"
 ROOT = Path(__file__).parent.parent.parent
@@ -30,17 +42,131 @@ def watched():
         yield site
 
 
-@pytest.mark.parametrize("prefix", ["forerun:", "vllm:"])
-def test_the_series_exist_under_both_names(watched, prefix):
-    """Every shared series, and for counters the suffix _total; with the labels that dashboards select by."""
+def _kinds(page: str) -> set[str]:
+    """Names of the series on a page; the client library adds the time each counter was made."""
+    found = re.findall(r"^# TYPE (\S+) ", page, re.MULTILINE)
+    return {name for name in found if not name.endswith("_created")}
+
+
+def test_the_lists_of_series_are_the_page(watched):
+    """Every series has its name on one of two lists, and the page has these and no others: the shared ones under both
+    prefixes, our own under ours, vLLM's four under vLLM's; those about a drafter's card where it has one."""
+    four = {f"vllm:spec_decode_num_{name}_total" for name in ("drafts", "draft_tokens", "accepted_tokens")}
+    four.add("vllm:spec_decode_num_accepted_tokens_per_pos_total")
+    of_card = {f"forerun:{name}" for name in (EXPECTED, RECENT, ALARM)}
+    both = {prefix + name for prefix in ("forerun:", "vllm:") for name in SHARED}
+    assert _kinds(watched.get("/metrics").body.decode()) == both | {f"forerun:{name}" for name in OWN} - of_card | four
+    assert _kinds(Metrics("m", False, {"dspark": 3.0}).text().decode()) >= of_card
+
+
+@pytest.mark.parametrize("name", [*SHARED, *OWN])
+def test_every_series_is_documented(name):
+    """By its whole name, so that it can be searched for."""
+    assert f"`{name}`" in (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+
+
+def test_the_labels_are_those_that_dashboards_select_by(watched):
+    """model_name and engine on every line, and finished_reason, position, reason and phase where they belong."""
     page = watched.get("/metrics").body.decode()
-    for name in HISTOGRAMS:
-        assert f'{prefix}{name}_count{{engine="0",model_name="table"}}' in page
-    for name in COUNTERS:
-        assert f'{prefix}{name}_total{{engine="0",model_name="table"}}' in page
-    for name in GAUGES:
-        assert f'{prefix}{name}{{engine="0",model_name="table"}}' in page
-    assert f'{prefix}request_success_total{{engine="0",finished_reason="length",model_name="table"}}' in page
+    lines = [line for line in page.splitlines() if not line.startswith("#")]
+    assert all('engine="0"' in line and 'model_name="table"' in line for line in lines)
+    for prefix in ("forerun:", "vllm:"):
+        assert f'{prefix}request_success_total{{engine="0",finished_reason="length",model_name="table"}}' in page
+    for phase in PHASES:
+        assert f'forerun:step_seconds_count{{engine="0",model_name="table",phase="{phase}"}}' in page
+
+
+# ------------------------------------------------------------------------------------------------- every series moves
+
+
+def _sums(page: str) -> dict[str, float]:
+    """Name -> sum over its lines; of a histogram its count."""
+    found: dict[str, float] = {}
+    for line in page.splitlines():
+        if not line.startswith("#"):
+            series, _, value = line.rpartition(" ")
+            name = series.partition("{")[0].removeprefix("forerun:").removesuffix("_count")
+            found[name] = found.get(name, 0.0) + float(value)
+    return found
+
+
+class _Watch:
+    """The largest value of each series on any page that was read."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, float] = {}
+
+    def read(self, page: bytes) -> None:
+        for name, value in _sums(page.decode()).items():
+            self.seen[name] = max(value, self.seen.get(name, 0.0))
+
+    def run(self, site: Site, calls: list) -> list:
+        """Requests at once, the page being read all the while."""
+
+        async def both() -> list:
+            running = asyncio.gather(*(call.run() for call in calls))
+            while not running.done():
+                self.read((await site.call("GET", "/metrics").run()).body)
+                await asyncio.sleep(0.001)
+            return await running
+
+        replies = site.run(both())
+        self.read(site.get("/metrics").body)
+        return replies
+
+
+def _with_card(folder: Path, promised: float) -> str:
+    """A folder whose card promises an accepted length, as `forerun train` writes it."""
+    row = {"temperature": 0.0, "prompts": 20, "mean_accepted_length": promised, "tokens_per_step": 2.0}
+    (folder / "README.md").write_text(f"# card\n\n{_decoding(row)}", encoding="utf-8")
+    return str(folder)
+
+
+def _troubled(card: str) -> Engine:
+    """Three drafters: one raises, one reports laws that are none, one has a card it does not live up to. Memory is too
+    little for all requests at once."""
+    target = ascii_model()
+    raising = Broken(lambda view: None, raises=True)
+    raising.name = "raising"
+    drafters = [raising, Broken(lambda view: torch.full((view.k, VOCAB), 1 / VOCAB)), Small(ascii_model(), VOCAB)]
+    configs = [
+        {"method": "raising"},
+        {"method": "nan"},
+        {"method": "small", "model": card, "num_speculative_tokens": 2},
+    ]
+    loaded = [LoadedDrafter(one, SpeculativeConfig(**config)) for one, config in zip(drafters, configs, strict=True)]
+    memory = bytes_for(14, target, *drafters)
+    options = EngineOptions(max_num_seqs=3, max_num_batched_tokens=64, kv_cache_memory_bytes=memory)
+    return Engine(target, loaded, options)
+
+
+def _scheduled() -> Engine:
+    """A drafter that is never right, under costs that are known."""
+    costs = profile(BFLOAT16, {"script": serial(0.1, 0.1)})
+    return timed(cycle(), [Named("script", wrong)], costs)
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory) -> dict[str, float]:
+    watch = _Watch()
+    card = _with_card(tmp_path_factory.mktemp("card"), 30.0)
+    with Site(lambda: _troubled(card), max_queue=2) as site:
+        fields = {"max_tokens": 130, "temperature": 0, "ignore_eos": True}
+        bodies = [{"prompt": "x" * length, **fields} for length in range(40, 47)]
+        replies = watch.run(site, [site.call("POST", COMPLETIONS, body) for body in bodies])
+        assert [reply.status for reply in replies].count(429) == 2
+        again = {"prompt": "x" * 40, "max_tokens": 60, "temperature": 0, "stop": list("etaoinshrdlu")}
+        watch.run(site, [site.call("POST", COMPLETIONS, again)])
+        site.settle()
+    with Site(_scheduled) as site:
+        watch.run(site, [site.call("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 300, "temperature": 0})])
+    return watch.seen
+
+
+@pytest.mark.parametrize("name", [*SHARED, *OWN])
+def test_every_series_moves(moved, name):
+    """In real runs with what each is about: preemption, refusal, faults, a card, costs, a prefix that was seen."""
+    assert moved[name] > 0
 
 
 def test_vllms_series_are_not_there_unless_asked(site):
@@ -63,15 +189,48 @@ def test_vllms_four_counters_are_what_bench_serve_reads(watched):
 
 
 def test_the_dashboard_asks_for_series_that_exist():
-    """Every series of docs/grafana.json is published by a server whose drafter has a card."""
+    """Every series of docs/grafana.json is one that there is."""
     document = json.loads((ROOT / "docs" / "grafana.json").read_text(encoding="utf-8"))
     asked = " ".join(target["expr"] for panel in document["panels"] for target in panel["targets"])
-    page = Metrics("m", False, {"dspark": 3.0}).text().decode()
-    known = set(re.findall(r"^# TYPE (\S+) ", page, re.MULTILINE))
     for name in set(re.findall(r"forerun:\w+", asked)):
-        base = re.sub(r"_bucket$", "", name)
-        assert {base, base.removesuffix("_total")} & known, name
-    assert len(document["panels"]) == 12
+        assert re.sub(r"_(bucket|sum|count)$", "", name).removeprefix("forerun:") in (*SHARED, *OWN), name
+    assert len(document["panels"]) == 15
+
+
+class _TooMany(Script):
+    """Drafts two more tokens than it was asked for."""
+
+    def propose(self, views, keep_drafting):
+        return [Draft([*b"abcdefgh"][: view.k + 2]) for view in views]
+
+
+INVALID = {
+    "nan cut": (lambda: Broken(lambda view: torch.full((view.k, VOCAB), 1 / VOCAB), first_bad=1), {}, 3 * 3),
+    "vocab cut": (lambda: Script(lambda view: [97, 999, 97, 97]), {}, 3 * 3),
+    "limit cut": (lambda: _TooMany(lambda view: []), {}, None),
+    "grammar masked": (
+        lambda: Small(ascii_model(7), VOCAB),
+        {"guided_regex": "[ab]{12}", "verify_mode": "rejection"},
+        None,
+    ),
+    "grammar rejected": (lambda: Script(lambda view: [*b"zzzz"]), {"guided_regex": "[ab]{12}"}, None),
+}
+
+
+@pytest.mark.parametrize("what", INVALID)
+def test_invalid_drafts_are_told_by_reason_and_action(what):
+    """In positions: cut behind a law that is none (a drafter is asked three times), an id the target lacks, or K;
+    masked before they are drawn; refused because the form of the answer does not allow them. No other reason is named,
+    and the text is that of plain decoding where its ids are promised."""
+    make, fields, positions = INVALID[what]
+    asked = {"prompt": "ab", "max_tokens": 12, "temperature": 0.7, "seed": 1, "verify_mode": "coupled", **fields}
+    with Site(lambda: engine(make())) as site:
+        drafted, plain = site.complete(**asked), site.complete(**asked, speculative=False)
+        assert drafted["choices"] == plain["choices"] or asked["verify_mode"] == "rejection"
+        reason, action = what.split()
+        counted = site.metric("forerun:spec_decode_invalid_drafts_total", reason=reason, action=action)
+        assert counted == site.metric("forerun:spec_decode_invalid_drafts_total") > 0
+        assert positions in (None, counted)
 
 
 def test_the_books_balance(watched):
@@ -205,26 +364,38 @@ def test_sp_6_the_log_line_has_vllms_formulas():
 
 
 def test_lines_come_only_while_something_happens():
-    """An idle server is silent; each line is about its own interval."""
-    metrics, now = Metrics("m", False), [0.0]
-    log = StatsLog(metrics, lambda: Levels(3, 1, 0.25), lambda: now[0])
+    """An idle server is silent; each line is about its own interval, the hit rate too."""
+    metrics, now, cache = Metrics("m", False), [0.0], [(0, 0)]
+    log = StatsLog(metrics, lambda: Levels(3, 1, 0.25, *cache[0], 1.25), lambda: now[0])
     idle = StatsLog(metrics, lambda: Levels(0, 0, 0.0), lambda: now[0])
     assert idle.lines() == []
     now[0] = 10.0
     metrics.prompt(50)
     metrics.generated(200)
     metrics.decoded(TRACE)
+    cache[0] = (50, 20)
     lines = log.lines()
     assert lines[-1] == (
         "Engine 000: Avg prompt throughput: 5.0 tokens/s, Avg generation throughput: 20.0 tokens/s, Running: 3 reqs, "
-        "Waiting: 1 reqs, KV cache usage: 25.0%, Prefix cache hit rate: 0.0%"
+        "Waiting: 1 reqs, KV cache usage: 25.0%, Prefix cache hit rate: 40.0%"
     )
     assert lines[0].startswith("SpecDecoding metrics: ")
     assert "4 of 5 rounds drafted, 12 tokens drafted, 8 verified" in lines[1]
-    now[0] = 20.0
-    assert log.lines()[-1].startswith("Engine 000: Avg prompt throughput: 0.0 tokens/s")
+    assert "rounds by verified length 0: 2 2: 1 3: 2" in lines[1]
+    assert lines[1].endswith("predicted gain 1.25")
+    now[0], cache[0] = 20.0, (60, 20)
+    last = log.lines()[-1]
+    assert last.startswith("Engine 000: Avg prompt throughput: 0.0 tokens/s")
+    assert last.endswith("hit rate: 0.0%")
     assert len(idle.lines()) == 3
     assert idle.lines() == []
+
+
+def test_our_own_line_says_why_nothing_was_drafted():
+    """Planned K, and the reasons of K = 0; no gain is told that nobody has estimated."""
+    stats = DecodingStats(planned=12, skipped_steps={"gain": 3, "batch": 1})
+    stats.record(4, 3, 2)
+    assert own_line(stats).endswith("mean planned K 12.00, rounds by verified length 3: 1, K = 0 for: gain 3, batch 1")
 
 
 def test_differences_add_up():
@@ -268,10 +439,7 @@ def test_the_alarm_rings_when_accepted_length_drifts_from_the_card():
 
 def test_the_card_of_a_drafter_is_read(tmp_path):
     """The line that `forerun train` writes; a folder without a card promises nothing."""
-    from forerun.drafters.config import SpeculativeConfig
     from forerun.drafters.ngram import Ngram
-    from forerun.engine.propose import LoadedDrafter
-    from forerun.training.card import _decoding
 
     rows = [
         {"temperature": t, "prompts": 20, "mean_accepted_length": length, "tokens_per_step": 2.0}

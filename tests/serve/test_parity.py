@@ -6,88 +6,17 @@ The matrix is made of the schemas: a field that is added to them and not put int
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from drafters.kinds import drafting
 from forerun.drafters.ngram import Ngram
 from forerun.drafters.small import Small
-from forerun.serve.body import names_of
-from forerun.serve.schemas import ChatRequest, CompletionRequest
-from laws.pairwise import pairwise, product
-from serve.kit import VOCAB, Site, ascii_model, engine, joined
-
-PRINTED = {"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"], "additionalProperties": False}
-
-VALUES: dict[str, list[object]] = {
-    "temperature": [0, 0.7, 1.5],
-    "top_p": [0.6],
-    "top_k": [2],
-    "min_p": [0.2],
-    "presence_penalty": [1.1],
-    "frequency_penalty": [0.8],
-    "repetition_penalty": [1.4],
-    "logit_bias": [{"101": 4.0, "102": -6.0}],
-    "allowed_token_ids": [[97, 98, 99, 32, 256]],
-    "bad_words": [["a", "bc", [100, 101]]],
-    "seed": [-3],
-    "n": [2],
-    "max_tokens": [1, 9],
-    "max_completion_tokens": [7],
-    "min_tokens": [6],
-    "min_new_tokens": [6],
-    "stop": [["e", "xy", "~ "]],
-    "stop_token_ids": [[101, 120]],
-    "ignore_eos": [True],
-    "include_stop_str_in_output": [True],
-    "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": PRINTED}}],
-    "structured_outputs": [{"regex": "[ab]{2,9}"}],
-    "guided_json": [PRINTED],
-    "guided_regex": ["(x|yz){3}"],
-    "guided_choice": [["left", "right"]],
-    "guided_grammar": ['start: "a" ("b" | "c")*'],
-    "skip_special_tokens": [False],
-    "add_special_tokens": [True],
-    "truncate_prompt_tokens": [5],
-    "return_token_ids": [True],
-    "speculative": [{"max_draft": 2}],
-    "echo": [True],
-    "logprobs": [2],
-    "top_logprobs": [3],
-    "reasoning_effort": ["low"],
-    "chat_template_kwargs": [{"enable_thinking": False}],
-    "documents": [[{"text": "a"}]],
-    "timings_per_token": [True],
-}
-"""Field -> values with an effect, each of which must be the same for every drafter."""
-
-ELSEWHERE = {
-    "model": "test_answers.py: names",
-    "messages": "every chat",
-    "prompt": "every completion",
-    "stream": "a factor of the matrix",
-    "stream_options": "every stream of the matrix",
-    "verify_mode": "the matrix: coupled",
-    "prompt_logprobs": "test_answers.py: scoring; nothing is drafted there",
-    "prediction": "test_answers.py: it needs the n-gram drafter",
-    "spaces_between_special_tokens": "test_bad_requests.py: only true is built",
-    "priority": "test_answers.py: order, not tokens",
-    "deadline": "test_life.py",
-    "request_id": "test_answers.py",
-    "suffix": "test_answers.py: fill-in-the-middle",
-    "tools": "test_tools.py",
-    "tool_choice": "test_tools.py",
-    "parallel_tool_calls": "test_tools.py",
-    "chat_template": "test_templates.py",
-    "add_generation_prompt": "test_templates.py",
-    "continue_final_message": "test_templates.py",
-    **dict.fromkeys(
-        ("cache_salt", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-        "no effect on tokens: test_null_equals_absent and test_fields_without_effect",
-    ),
-}
-"""Fields that are tested in another way, and where."""
+from laws.pairwise import Case, pairwise, product
+from serve.kit import VOCAB, Call, Reply, Site, ascii_model, counted, engine, joined
+from serve.options import ALPHABET, CASES, CHAT, COMPLETIONS, ELSEWHERE, VALUES, endpoint, fields_of, request_with
 
 WITHOUT_EFFECT = {
     "max_completion_tokens", "top_logprobs", "reasoning_effort", "chat_template_kwargs", "documents",  # of a chat
@@ -101,14 +30,13 @@ DRAFTERS = ["vanilla", "ngram", "small", "dspark"]
 
 def test_no_field_is_forgotten():
     """Each field of both schemas is in the matrix or says where else it is tested, not both, and no other is."""
-    fields = {*names_of(ChatRequest), *names_of(CompletionRequest)}
-    assert fields == {*VALUES, *ELSEWHERE}
+    assert {*fields_of(CHAT), *fields_of(COMPLETIONS)} == {*VALUES, *ELSEWHERE}
     assert not VALUES.keys() & ELSEWHERE.keys()
 
 
 def _make(kind: str):
     # Few letters and nearly as likely: every filter, penalty and stop has something to change.
-    flat = {"eos_level": 1, "gap": 0.25, "alphabet": b"abcdefxyz ~12"}
+    flat = {"eos_level": 1, "gap": 0.25, "alphabet": ALPHABET}
     target = ascii_model(**flat)
     drafters = {
         "vanilla": lambda: [],
@@ -131,106 +59,127 @@ def sites() -> Iterator[dict[str, Site]]:
         one.__exit__()
 
 
-PROMPT = "abcabcab xyxy"
+# A seed, and the rule under which it gives one text whatever is drafted.
+BASE = {"max_tokens": 18, "seed": 21, "temperature": 0.9, "verify_mode": "coupled"}
+
 MATES = [
-    {"prompt": "mate", "temperature": 0, "max_tokens": 9},
     {"prompt": "other", "temperature": 1.2, "top_k": 3, "seed": 5, "max_tokens": 25},
-    {"prompt": "third", "repetition_penalty": 1.5, "seed": 6, "max_tokens": 14, "speculative": False},
-    {"prompt": "fourth" * 9, "temperature": 0.5, "seed": 7, "max_tokens": 20, "stream": True},
-    {"prompt": "fifth", "guided_regex": "[a-c]{5,9}", "seed": 8, "max_tokens": 20},
-    {"prompt": "sixth", "temperature": 1.0, "n": 2, "seed": 9, "max_tokens": 12},
+    {"prompt": "third" * 9, "repetition_penalty": 1.5, "seed": 6, "max_tokens": 14, "stream": True},
 ]
-"""With the request in question a batch of eight."""
+"""In rejection mode, in every batch."""
+
+Answer = dict[str, object]
 
 
-def _fields(path: str, option: str, value: object) -> dict[str, object] | None:
-    """A request with this option; None where the endpoint has no such field."""
-    known = names_of(ChatRequest if "chat" in path else CompletionRequest)
-    if option not in known:
-        return None
-    base = {"messages": [{"role": "user", "content": PROMPT}]} if "chat" in path else {"prompt": PROMPT}
-    # A seed, and the rule under which it gives one text whatever is drafted.
-    fields = {**base, "max_tokens": 18, "seed": 21, "temperature": 0.9, "verify_mode": "coupled", option: value}
-    if option == "logprobs" and "chat" in path:
-        fields["logprobs"] = True
-    if option == "top_logprobs":
-        fields["logprobs"] = True
-    if option == "max_completion_tokens":
-        del fields["max_tokens"]
-    if option == "include_stop_str_in_output":
-        fields["stop"] = "e"
-    return fields
+def _request(case: Case) -> tuple[str, dict[str, object]]:
+    """Where it goes, and what."""
+    option, index = case["option"]
+    path = endpoint(option, case["path"])
+    return path, request_with(option, VALUES[option][index], path, **BASE)
 
 
-def _answer(site: Site, path: str, fields: dict[str, object], stream: bool, batch: str) -> list[dict[str, object]]:
-    """What a client sees of each choice, streamed or not."""
-    asked = {**fields, "stream": True, "stream_options": {"include_usage": True}} if stream else fields
-    mates = [site.call("POST", "/v1/completions", mate) for mate in MATES] if batch == "mixed" else []
-    reply, *others = site.together([site.call("POST", path, asked), *mates])
-    assert all(other.status == 200 for other in others)
+def _call(site: Site, path: str, fields: dict[str, object], stream: bool) -> Call:
+    more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    return site.call("POST", path, {**fields, **more})
+
+
+def _seen(reply: Reply, path: str, fields: dict[str, object], stream: bool) -> Answer:
+    """What a client sees of all choices, streamed or not."""
     assert reply.status == 200, reply.body
     if stream:
         *events, last = reply.events
-        count = fields.get("n", 1)
-        choices = [joined(events, i) for i in range(count)]
-        usage, text = last["usage"], "text" if "chat" not in path else "content"
-        seen = [(c[text], c["finish_reason"], c["stop_reason"]) for c in choices]
+        choices = [joined(events, i) for i in range(fields.get("n", 1))]
+        usage, texts = last["usage"], [c["text" if path == COMPLETIONS else "content"] for c in choices]
     else:
         choices, usage = reply.json["choices"], reply.json["usage"]
-        texts = [c["message"]["content"] if "chat" in path else c["text"] for c in choices]
-        seen = [(t, c["finish_reason"], c["stop_reason"]) for t, c in zip(texts, choices, strict=True)]
-    ids = [c.get("token_ids") or None for c in choices]
-    logprobs = [c["logprobs"] for c in choices]
-    return [{"usage": usage, "seen": seen, "ids": ids, "logprobs": logprobs, "seeds": [c["seed"] for c in choices]}]
+        texts = [c["text"] if path == COMPLETIONS else c["message"]["content"] for c in choices]
+    return {
+        "usage": counted(usage),
+        "texts": texts,
+        "ids": [c.get("token_ids") or None for c in choices],
+        **{name: [c[name] for c in choices] for name in ("finish_reason", "stop_reason", "logprobs", "seed")},
+    }
 
 
-CASES = [(option, index) for option, values in VALUES.items() for index in range(len(values))]
+_PLAIN: dict[str, Answer] = {}
+
+
+def _plain(sites: dict[str, Site], path: str, fields: dict[str, object]) -> Answer:
+    """The answer of plain decoding, alone and whole; each is made once."""
+    key = json.dumps([path, fields])
+    if key not in _PLAIN:
+        asked = {**fields, "speculative": False}
+        _PLAIN[key] = _seen(sites["vanilla"].post(path, asked), path, asked, stream=False)
+    return _PLAIN[key]
+
+
+def _hold(sites: dict[str, Site], drafter: str, cases: Sequence[Case]) -> None:
+    """Each of these cases, in one batch with two more if they are several, is as plain decoding alone."""
+    site, requests = sites[drafter], [_request(case) for case in cases]
+    calls = [_call(site, *request, case["stream"]) for request, case in zip(requests, cases, strict=True)]
+    mates = [site.call("POST", COMPLETIONS, mate) for mate in MATES] if len(cases) > 1 else []
+    replies = site.together([*calls, *mates])
+    assert all(reply.status == 200 for reply in replies)
+    for reply, (path, fields), case in zip(replies, requests, cases, strict=False):
+        assert _seen(reply, path, fields, case["stream"]) == _plain(sites, path, fields), case
+
+
 FACTORS = {
     "option": CASES,
     "drafter": DRAFTERS,
     "stream": [False, True],
     "batch": ["alone", "mixed"],
-    "path": ["/v1/completions", "/v1/chat/completions"],
+    "path": [COMPLETIONS, CHAT],
 }
+PAIRS = pairwise(FACTORS)
+BATCH = 6
 
 
-def _holds(sites: dict[str, Site], case) -> None:
-    option, index = case["option"]
-    fields = _fields(case["path"], option, VALUES[option][index])
-    if fields is None:
-        return
-    want = _answer(sites["vanilla"], case["path"], {**fields, "speculative": False}, False, "alone")
-    got = _answer(sites[case["drafter"]], case["path"], fields, case["stream"], case["batch"])
-    assert got == want
+def _batches(cases: Sequence[Case]) -> list[list[Case]]:
+    """Parts of six; the last one is filled up from the front."""
+    made = [list(cases[start : start + BATCH]) for start in range(0, len(cases), BATCH)]
+    made[-1] += cases[: BATCH - len(made[-1])]
+    return made
 
 
-def _name(case) -> str:
+def _name(case: Case) -> str:
     return "-".join(str(value) for value in case.values())
 
 
-@pytest.mark.parametrize("case", pairwise(FACTORS), ids=_name)
+@pytest.mark.parametrize("case", [case for case in PAIRS if case["batch"] == "alone"], ids=_name)
 def test_every_option_means_the_same(sites, case):
-    """Each pair of (option, drafter, streamed or whole, alone or among eight, endpoint) occurs in some case: text, ids,
-    reasons, log-probabilities, seeds and usage are those of plain decoding, bit by bit (float64, coupled)."""
-    _holds(sites, case)
+    """Each pair of (option, drafter, streamed or whole, alone or among eight, endpoint) occurs in some case, here or in
+    the test below: text, ids, reasons, log-probabilities, seeds and usage are those of plain decoding, bit by bit
+    (float64, coupled)."""
+    _hold(sites, case["drafter"], [case])
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_every_option_means_the_same_among_eight(sites, drafter):
+    """Six different options at once, some streamed, beside two requests in rejection mode: each as if it were alone
+    and plain."""
+    for batch in _batches([c for c in PAIRS if (c["batch"], c["drafter"]) == ("mixed", drafter)]):
+        _hold(sites, drafter, batch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", CASES, ids=str)
-def test_every_option_with_everything(sites, option):
-    """The full product of the other factors for each option."""
-    for case in product({name: values for name, values in FACTORS.items() if name != "option"}):
-        _holds(sites, {"option": option, **case})
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("batch", FACTORS["batch"])
+def test_every_option_with_everything(sites, drafter, batch):
+    """The full product of the factors."""
+    cases = product({name: FACTORS[name] for name in ("option", "stream", "path")})
+    for group in _batches(cases) if batch == "mixed" else [[case] for case in cases]:
+        _hold(sites, drafter, group)
 
 
 def test_the_options_have_an_effect(sites):
     """What the matrix compares is not the same text over and over: each option changes it for some seed."""
 
-    def seen(option: str, value: object, seed: int) -> object:
-        fields = {**_fields("/v1/completions", option, value), "seed": seed}
-        return _answer(sites["vanilla"], "/v1/completions", fields, False, "alone")
+    def seen(option: str, value: object, seed: int) -> Answer:
+        fields = {**request_with(option, value, COMPLETIONS, **BASE), "seed": seed}
+        return _plain(sites, COMPLETIONS, fields)
 
-    known, seeds, changed = names_of(CompletionRequest), range(21, 26), set()
+    known, seeds, changed = fields_of(COMPLETIONS), range(21, 26), set()
     base = {seed: seen("seed", seed, seed) for seed in seeds}
     for option, index in CASES:
         if option in known and any(seen(option, VALUES[option][index], seed) != base[seed] for seed in seeds):
@@ -241,14 +190,15 @@ def test_the_options_have_an_effect(sites):
 
 def test_fields_without_effect(sites):
     """Accepted, and the tokens are the same."""
-    fields = _fields("/v1/completions", "seed", 21)
-    base = _answer(sites["small"], "/v1/completions", fields, False, "alone")
+    fields = request_with("seed", 21, COMPLETIONS, **BASE)
+    base = _plain(sites, COMPLETIONS, fields)
     extra = {
         "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "safety_identifier": "s",
         "prompt_cache_key": "k", "reasoning_effort": "high", "cache_salt": "c",
     }  # fmt: skip
     for name, value in extra.items():
-        assert _answer(sites["small"], "/v1/completions", {**fields, name: value}, False, "alone") == base, name
+        asked = {**fields, name: value}
+        assert _seen(sites["small"].post(COMPLETIONS, asked), COMPLETIONS, asked, False) == base, name
 
 
 def test_drafters_drafted(sites):

@@ -205,20 +205,29 @@ def _gauge(served: Process, name: str) -> float:
     return float(line.split()[-1])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_sigterm_drains(tmp_path, tiny_qwen3_dir, number):
+def _drains(served: Process, model: str, number: int) -> None:
     """A stream that runs when the signal comes gets its whole answer; the process then ends with 0."""
-    process = start(str(tiny_qwen3_dir), tmp_path / "log")
-    with openai.OpenAI(base_url=f"{process.url}/v1", api_key=KEY, max_retries=0) as client:
-        fields = {"model": str(tiny_qwen3_dir), "prompt": "a", "max_tokens": 200, "temperature": 0}
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0) as client:
+        fields = {"model": model, "prompt": "a", "max_tokens": 200, "temperature": 0}
         parts = client.completions.create(**fields, stream=True, extra_body={"ignore_eos": True})
         first = next(iter(parts))
-        process.process.send_signal(number)
+        served.process.send_signal(number)
         chunks = [first, *parts]
         assert chunks[-1].choices[0].finish_reason == "length"
-    assert process.process.wait(60) == 0, process.log.read_text()
-    assert "stopping" in process.log.read_text()
-    assert "Traceback" not in process.log.read_text()
+    assert served.process.wait(60) == 0, served.log.read_text()
+    assert "stopping" in served.log.read_text()
+    assert "Traceback" not in served.log.read_text()
+
+
+def test_sigterm_drains(served):
+    """The last test of this server: what runs is finished, then the process ends with 0."""
+    _drains(served, "tiny", signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_sigint_drains(tmp_path, tiny_qwen3_dir):
+    """Ctrl-C does the same."""
+    _drains(start(str(tiny_qwen3_dir), tmp_path / "log"), str(tiny_qwen3_dir), signal.SIGINT)
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server():

@@ -6,7 +6,9 @@ import dataclasses
 import json
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +19,8 @@ from forerun.cli.prompts import read_text
 from forerun.errors import ForerunError, OptionError
 
 if TYPE_CHECKING:
+    from forerun.drafters.config import SpeculativeConfig
+    from forerun.engine import Engine
     from forerun.serve.options import ServeOptions
 
 _SERVER, _REQUESTS, _WATCHING = "Server", "Requests", "Watching"
@@ -60,7 +64,9 @@ class ServeFlags:
     ] = False
     seed: Annotated[int | None, _flag("Where the seeds of requests without one begin.", _REQUESTS)] = None
     max_logprobs: Annotated[int | None, _flag("Most log-probabilities a request may ask for (20).", _REQUESTS)] = None
-    logprobs_mode: Annotated[str | None, _flag("raw_logprobs.", _REQUESTS)] = None
+    logprobs_mode: Annotated[
+        str | None, _flag("raw_logprobs (default), or processed_logprobs: of the law tokens are drawn from.", _REQUESTS)
+    ] = None
     generation_config: Annotated[
         str | None, _flag("auto (the model's sampling defaults), vllm (none) or a folder.", _REQUESTS)
     ] = None
@@ -76,7 +82,12 @@ class ServeFlags:
     reasoning_parser: Annotated[
         str | None, _flag("deepseek_r1 or qwen3: <think> becomes reasoning_content.", _REQUESTS)
     ] = None
-    tool_call_parser: Annotated[str | None, _flag("hermes (default), or none.", _REQUESTS)] = None
+    tool_call_parser: Annotated[
+        str | None, _flag("auto (default: as the template says), hermes, llama3_json, mistral or none.", _REQUESTS)
+    ] = None
+    salt_cache_per_key: Annotated[
+        bool, _flag("Keys find nothing of each other in the prefix cache.", _SERVER, "--salt-cache-per-key")
+    ] = False
     metrics_compat: Annotated[str | None, _flag("vllm: its series as well.", _WATCHING)] = None
     per_request_spec_decode_metrics: Annotated[
         str | None, _flag("none, summary (default) or detailed, in each answer.", _WATCHING)
@@ -123,11 +134,9 @@ class OperatorFlags:
     enable_chunked_prefill: Annotated[
         bool, _flag("Always so.", _SERVER, "--enable-chunked-prefill/--no-enable-chunked-prefill")
     ] = True
-    enable_prefix_caching: Annotated[
-        bool, _flag("Not built yet.", _SERVER, "--enable-prefix-caching/--no-enable-prefix-caching")
-    ] = False
     enforce_eager: Annotated[bool, _flag("Always so.", _SERVER, "--enforce-eager")] = False
     block_size: Annotated[int | None, _flag("16.", _SERVER)] = None
+    quantization: Annotated[str | None, _flag("Not built; see --dtype.", _SERVER)] = None
 
     def check(self) -> None:
         """OptionError: something that is asked for is not built."""
@@ -135,10 +144,48 @@ class OperatorFlags:
 
         if not self.enable_chunked_prefill:
             raise OptionError("--no-enable-chunked-prefill", "prefills are chunked; see --max-num-batched-tokens")
-        if self.enable_prefix_caching:
-            raise OptionError("--enable-prefix-caching", "is not built yet")
+        if self.quantization is not None:
+            raise OptionError(
+                "--quantization",
+                f"{self.quantization!r} is not built: weights are computed with in --dtype, those of a .gguf file too; "
+                "--dtype bfloat16 takes half the memory of float32",
+            )
         if self.block_size not in (None, BLOCK_SIZE):
             raise OptionError("--block-size", f"KV blocks have {BLOCK_SIZE} tokens here, got {self.block_size}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """What is served differently than the model alone says."""
+
+    tokenizer: Annotated[
+        str | None, _flag("Folder of a tokenizer in place of the model's own.", _SERVER, metavar="DIR")
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool | None,
+        _flag(
+            "Keep the KV rows of prompts for those that begin alike (the default where all drafters allow it).",
+            _SERVER,
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """OptionError: there is no such folder."""
+        if self.tokenizer is not None and not Path(self.tokenizer).is_dir():
+            raise OptionError("--tokenizer", f"{self.tokenizer} is no folder")
+
+    def load(self, flags: EngineFlags, configs: Sequence[SpeculativeConfig]) -> Engine:
+        """The engine to serve. ForerunError names the flag it is about."""
+        from forerun.cli.load import load_with
+
+        given = self.enable_prefix_caching
+        engine = load_with(flags, configs, **({} if given is None else {"enable_prefix_caching": given}))
+        if self.tokenizer is not None:
+            from forerun.target.other_tokenizer import other_tokenizer
+
+            engine.target.tokenizer = other_tokenizer(self.tokenizer, engine.target, flags.trust_remote_code)
+        return engine
 
 
 @flags
@@ -147,6 +194,7 @@ def serve(
     address: AddressFlags,
     options: ServeFlags,
     operator: OperatorFlags,
+    models: ModelFlags,
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="As --target.", show_default=False)] = None,
 ) -> None:
     """Serve a model behind the OpenAI API, drafting ahead: every option works the same with drafters and without.
@@ -154,6 +202,7 @@ def serve(
     forerun serve embedded --drafter small
     """
     operator.check()
+    models.check()
     chosen = options.options()
     engine = _target(engine, model)
     configs = engine.drafters()  # what is wrong there is told before anything is loaded
@@ -161,7 +210,6 @@ def serve(
         from forerun.serve.run import serve as run
     except ImportError as error:
         raise ForerunError(f"forerun serve needs the extra `serve`: pip install 'forerun[serve]' ({error})") from None
-    from forerun.cli.load import load_with
 
     def listening(url: str) -> None:
         _log_to_stderr()
@@ -169,7 +217,7 @@ def serve(
         if address.host not in ("127.0.0.1", "localhost", "::1") and not chosen.api_key:
             notes().print(f"{address.host} without --api-key: whoever reaches it can use it", style="yellow")
 
-    run(lambda: load_with(engine, configs), chosen, address.host, address.port, listening)
+    run(lambda: models.load(engine, configs), chosen, address.host, address.port, listening)
 
 
 def _target(engine: EngineFlags, model: str | None) -> EngineFlags:

@@ -5,9 +5,14 @@
     server.py       its state, from load to stop  chat.py, completions.py           the two endpoints
     routes.py       the routes                    grammar.py                        answers of a prescribed form
     security.py     key and request id            answer.py, answers.py             the text taken apart, and its JSON
+    tools.py        how models call tools         calls.py                          such calls read
     gate.py         queue, deadlines, draining    account.py, metrics.py            tokens, times, drafting, Prometheus
-    exchange.py     streams and disconnects       loglines.py, tracing.py, cards.py what operators watch
+    exchange.py     streams and disconnects       engine_series.py, loglines.py,    what operators watch
+                                                  tracing.py, cards.py
     run.py          on a socket                   service.py, generation.py         one engine, one answer
+    page/           what `/` shows                page_files.py, page_data.py,      how it gets there, and its numbers
+                                                  page_frontier.py
+    reliability.py  what confidences are worth    provenance.py                     where each token came from
 
 The web framework is imported on first use, so that options can be checked without it.
 """

@@ -75,7 +75,7 @@ class Account:
         metrics, now = self._metrics, chunk.at
         if sample.first is None:
             sample.first = now
-            metrics.prompt(self.prompts[chunk.prompt_index])
+            metrics.prompt(self.prompts[chunk.prompt_index] - chunk.stats.cached_tokens)
             metrics.observe("time_to_first_token_seconds", now - self.arrived)
         elif sample.last is not None:
             metrics.observe("inter_token_latency_seconds", now - sample.last)
@@ -126,6 +126,17 @@ class Account:
         prompt, completion = sum(self.prompts), self.completion_tokens
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that came from the prefix cache. Every sample has the whole prompt, which `usage` counts once:
+        what the one with the fewest was spared, the request was."""
+        by_prompt: dict[int, int] = {}
+        for (prompt, _), sample in self.samples.items():
+            if sample.live is not None:
+                spared = sample.live.cached_tokens
+                by_prompt[prompt] = min(by_prompt.get(prompt, spared), spared)
+        return sum(by_prompt.values())
+
     def only(self) -> Sample | None:
         """The sample of a request that has one; None where it has several: their numbers cannot be told apart."""
         return next(iter(self.samples.values())) if len(self.samples) == 1 else None
@@ -139,7 +150,7 @@ def usage_of(account: Account, reasoning_tokens: int | None, predicted: bool) ->
         reasoning_tokens: those of the reasoning; None where none is told apart.
         predicted: whether the request brought a prediction: only then accepted and rejected ones are reported.
     """
-    usage = account.usage() | {"prompt_tokens_details": {"cached_tokens": 0}}
+    usage = account.usage() | {"prompt_tokens_details": {"cached_tokens": account.cached_tokens}}
     details: dict[str, int] = {}
     if reasoning_tokens is not None:
         details["reasoning_tokens"] = reasoning_tokens
@@ -213,8 +224,9 @@ def timings_of(account: Account) -> dict[str, Any] | None:
     sample = account.only()
     if sample is None or sample.first is None or sample.last is None or sample.started is None:
         return None
-    prompt, prompt_ms = account.prompts[0], 1e3 * (sample.first - sample.started)
-    found = {"cache_n": 0, "prompt_n": prompt, "prompt_ms": prompt_ms, **_rates("prompt", prompt, prompt_ms)}
+    cached, prompt_ms = account.cached_tokens, 1e3 * (sample.first - sample.started)
+    prompt = account.prompts[0] - cached
+    found = {"cache_n": cached, "prompt_n": prompt, "prompt_ms": prompt_ms, **_rates("prompt", prompt, prompt_ms)}
     spent = 1e3 * (sample.last - sample.first)
     found |= {"predicted_n": sample.tokens, "predicted_ms": spent, **_rates("predicted", sample.tokens, spent)}
     if sample.steps:

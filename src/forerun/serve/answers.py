@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,9 @@ from forerun.engine import Chunk, Completion
 from forerun.sampling import TokenLogprob
 from forerun.serve.answer import AnswerParser, Piece
 from forerun.serve.logprobs import of_chat, of_completion, of_prompt
+from forerun.serve.provenance import Provenance
 from forerun.serve.tokens import TokenText
+from forerun.serve.tools import Notation
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Wanted:
     n: int = 1
     logprobs: bool = False
     token_ids: bool = False
+    provenance: bool = False
 
 
 class Writer(ABC):
@@ -57,6 +59,7 @@ class Writer(ABC):
         self.wanted = wanted
         self.tokens = tokens
         self._begun: set[int] = set()
+        self._provenance = Provenance(tokens) if wanted.provenance else None
 
     def index(self, part: Chunk | Completion) -> int:
         """Number of the choice: prompts in order, the samples of each together."""
@@ -72,7 +75,15 @@ class Writer(ABC):
 
     def carries(self, chunk: Chunk) -> bool:
         """Whether a chunk without visible text carries something a client waits for."""
-        return bool(chunk.token_ids) and (self.wanted.token_ids or self.wanted.logprobs)
+        wanted = self.wanted
+        return bool(chunk.token_ids) and (wanted.token_ids or wanted.logprobs or wanted.provenance)
+
+    def _by_token(self, index: int, chunk: Chunk) -> dict[str, Any]:
+        """What is said of each token of a piece, where it was asked for."""
+        found: dict[str, Any] = {"token_ids": chunk.token_ids} if self.wanted.token_ids else {}
+        if self._provenance is not None:
+            found["provenance"] = self._provenance.of(index, chunk)
+        return found
 
     def _begins(self, index: int) -> bool:
         """Whether this is the first piece of a choice, which carries what is said once."""
@@ -151,7 +162,7 @@ class CompletionWriter(Writer):
             "logprobs": self._logprobs(index, entries) if self.wanted.logprobs else None,
             **self._end(chunk.completion),
             **(self._said_once(prompt) if first else {}),
-            **({"token_ids": chunk.token_ids} if self.wanted.token_ids else {}),
+            **self._by_token(index, chunk),
         }
 
     def _ahead(self, prompt: int) -> str:
@@ -183,10 +194,17 @@ class Reading:
 
     reasoning: bool = False
     thinking: bool = False
-    tools: bool = False
+    calls: Notation | None = None
+    """How tools are called; None: no call is looked for."""
 
     def parser(self) -> AnswerParser:
-        return AnswerParser(self.reasoning, self.thinking, self.tools)
+        return AnswerParser(self.reasoning, self.thinking, None if self.calls is None else self.calls.reader())
+
+    def call(self, piece: Piece) -> dict[str, Any]:
+        """A call as clients read it."""
+        assert self.calls is not None
+        function = {"name": piece.name, "arguments": piece.text}
+        return {"id": self.calls.new_id(), "type": "function", "function": function}
 
 
 @dataclass
@@ -222,7 +240,7 @@ class ChatWriter(Writer):
         message: dict[str, Any] = {"role": "assistant", "content": said.content}
         if said.calls:
             message["content"] = said.content or None
-            message["tool_calls"] = [_call(piece) for piece in said.calls]
+            message["tool_calls"] = [self._reading.call(piece) for piece in said.calls]
         if self._reading.reasoning:
             message["reasoning_content"] = said.reasoning or None
         logprobs = of_chat(completion.logprobs or (), self.tokens) if self.wanted.logprobs else None
@@ -241,7 +259,7 @@ class ChatWriter(Writer):
         said.add(parser.push(chunk.text))
         if chunk.finished:
             said.add(parser.finish())
-        delta = _delta(said, before)
+        delta = self._delta(said, before)
         if not (delta or chunk.finished or self.carries(chunk)):
             return None
         if self._begins(index):  # with the first content and not before: drivers time the first event
@@ -251,30 +269,25 @@ class ChatWriter(Writer):
             "delta": delta,
             "logprobs": of_chat(chunk.logprobs or (), self.tokens) if self.wanted.logprobs else None,
             **self._ended(chunk.completion, parser.calls > 0),
-            **({"token_ids": chunk.token_ids} if self.wanted.token_ids else {}),
+            **self._by_token(index, chunk),
         }
+
+    def _delta(self, said: _Said, calls_before: int) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        if said.reasoning:
+            delta["reasoning_content"] = said.reasoning
+        if said.content:
+            delta["content"] = said.content
+        if said.calls:
+            made = enumerate(map(self._reading.call, said.calls), calls_before)
+            delta["tool_calls"] = [{"index": index, **call} for index, call in made]
+        return delta
 
     def _ended(self, completion: Completion | None, called: bool) -> dict[str, Any]:
         end = self._end(completion)
         if called and end["finish_reason"] == "stop":
             end["finish_reason"] = "tool_calls"
         return end
-
-
-def _delta(said: _Said, calls_before: int) -> dict[str, Any]:
-    delta: dict[str, Any] = {}
-    if said.reasoning:
-        delta["reasoning_content"] = said.reasoning
-    if said.content:
-        delta["content"] = said.content
-    if said.calls:
-        delta["tool_calls"] = [{"index": calls_before + i, **_call(piece)} for i, piece in enumerate(said.calls)]
-    return delta
-
-
-def _call(piece: Piece) -> dict[str, Any]:
-    function = {"name": piece.name, "arguments": piece.text}
-    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
 
 __all__ = ["ChatWriter", "CompletionWriter", "Envelope", "Reading", "Wanted", "Writer"]

@@ -16,7 +16,6 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.staticfiles import StaticFiles
 
 import forerun
 from forerun.engine import Engine
@@ -24,6 +23,7 @@ from forerun.errors import ForerunError
 from forerun.serve.errors import ApiError, as_api_error
 from forerun.serve.exchange import error_response
 from forerun.serve.options import ServeOptions
+from forerun.serve.page_files import add_page
 from forerun.serve.routes import add_routes
 from forerun.serve.security import Entrance
 from forerun.serve.server import Server
@@ -42,7 +42,7 @@ def create_app(
         load: makes the engine.
         options: of the server.
         failed: told when `load` raises.
-        page: folder of the static page at `/`; None: there is none.
+        page: folder of the page at `/` (`add_page`); None: there is none.
     """
     chosen = options or ServeOptions()
     server = Server(load, chosen, failed)
@@ -73,7 +73,7 @@ def create_app(
         origins = list(chosen.allowed_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     if page is not None:
-        app.mount("/", StaticFiles(directory=page, html=True))
+        add_page(app, page, needs_key=bool(chosen.api_key))
     return app
 
 

@@ -11,7 +11,6 @@ from forerun.serve.exchange import Exchange
 from forerun.serve.generation import Generation
 from forerun.serve.logprobs import of_prompt
 from forerun.serve.parameters import form_of, refuse_unbuilt
-from forerun.serve.prompt import tool_grammar, wants_tools
 from forerun.serve.schemas import ChatRequest
 from forerun.serve.service import Arrival, Service
 
@@ -20,16 +19,17 @@ async def answer_chat(service: Service, request: ChatRequest, arrival: Arrival) 
     """The answer, which begins to be computed when it is sent. ApiError: the request cannot be served."""
     model = service.check_model(request.model)
     _check(service, request)
-    tools = tool_grammar(request)
+    tools = service.tools.grammar(request)
     form = form_of(request)
     if tools is not None and form is not None:
         raise invalid(form.param, "cannot be combined with a tool that must be called")
     service.gate.check(request.n or 1)
     rendered, ids = await service.in_text(_prompt, service, request)
     most = _max_tokens(service, request, ids)
-    wanted = Wanted(request.n or 1, bool(request.logprobs), bool(request.return_token_ids))
+    shown = bool(request.logprobs), bool(request.return_token_ids), request.wants_provenance
+    wanted = Wanted(request.n or 1, *shown)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    sampling = service.parameters.sampling(request, most, logprobs)
+    sampling = service.parameters.sampling(service.tools.readable(request), most, logprobs)
     compiled = await service.in_text(service.compiled, tools or form)
     ask = service.ask(request, [ids], sampling, compiled)
     reading = _reading(service, request, rendered)
@@ -80,5 +80,5 @@ def _reading(service: Service, request: ChatRequest, rendered: str) -> Reading:
     return Reading(
         reasoning=reasoning,
         thinking=reasoning and (opened or options.reasoning_parser == "deepseek_r1"),
-        tools=options.tool_call_parser != "none" and wants_tools(request),
+        calls=service.tools.notation_for(request),
     )

@@ -30,7 +30,8 @@ async def answer_completion(service: Service, request: CompletionRequest, arriva
     compiled = await service.in_text(service.compiled, form)
     ask = service.ask(request, prompts, sampling, compiled)
     echoed = await service.in_text(_echoed, service, request, given, prompts) if request.echo else []
-    wanted = Wanted(n, request.logprobs is not None, bool(request.return_token_ids))
+    shown = request.logprobs is not None, bool(request.return_token_ids), request.wants_provenance
+    wanted = Wanted(n, *shown)
 
     async def writer() -> Writer:
         scores = await service.scores(prompts, top) if top is not None else []

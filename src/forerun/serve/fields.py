@@ -35,6 +35,8 @@ class StreamOptions(Fields):
     """One more event with usage, metrics and timings, and an empty list of choices."""
     continuous_usage_stats: Bool | None = None
     """Usage so far in every event."""
+    include_provenance: Bool | None = None
+    """Where each token came from: a draft or the target; see `Provenance`."""
 
 
 class Speculative(Fields):
@@ -146,7 +148,8 @@ class GenerationFields(Fields):
     deadline: Annotated[Float, Field(gt=0, le=1e6)] | None = None
     """Seconds from its arrival after which the request is given up."""
     request_id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")] | None = None
-    cache_salt: str | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    """Only requests with the same one find prefixes of each other in the cache."""
     # --- no effect on tokens
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -156,6 +159,10 @@ class GenerationFields(Fields):
     prompt_cache_key: str | None = None
     reasoning_effort: str | None = None
     """Handed to the chat template."""
+
+    @property
+    def wants_provenance(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_provenance)
 
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from forerun.engine import DecodingStats
+from forerun.engine import DecodingStats, Engine
 from forerun.engine.stats import total
+from forerun.serve.engine_series import CACHE_SERIES, ENGINE_SERIES, EngineSeries
 
 LABELS = ("model_name", "engine")
 FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
@@ -35,8 +36,6 @@ COUNTERS: Mapping[str, str] = {
     "prompt_tokens": "Prompt tokens computed.",
     "generation_tokens": "Tokens committed.",
     "num_preemptions": "Preemptions.",
-    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
-    "prefix_cache_hits": "Prompt tokens found there.",
 }
 GAUGES: Mapping[str, str] = {
     "num_requests_running": "Requests being decoded.",
@@ -52,7 +51,6 @@ OWN_COUNTERS: Mapping[str, str] = {
     "spec_decode_drafting_rounds": "Rounds with at least one token drafted.",
     "spec_decode_target_steps": "Target steps after the prefill, summed over requests.",
     "spec_decode_drafter_faults": "Rounds in which a drafter failed; they were decoded plainly.",
-    "spec_decode_invalid_drafts": "Rounds whose draft was cut before a law that is none, or an id the target lacks.",
     "spec_decode_probes": "Rounds that drafted to learn what drafts are worth.",
     "requests_refused": "Requests answered with 429.",
 }
@@ -61,7 +59,19 @@ OWN_HISTOGRAMS: Mapping[str, str] = {
     "spec_decode_accepted_length": "Draft tokens accepted in a step that verified some.",
 }
 PER_POSITION = ("verified", "reached", "accepted")
+SUCCESS, SKIPPED = "request_success", "spec_decode_skipped_steps"
+INVALID = "spec_decode_invalid_drafts"
+EXPECTED, RECENT = "spec_decode_expected_accepted_length", "spec_decode_recent_accepted_length"
 ALARM = "spec_decode_drift_alarm"
+
+SHARED = (*HISTOGRAMS, *GAUGES, *(f"{name}_total" for name in (*COUNTERS, *CACHE_SERIES, SUCCESS)))
+"""Series that exist under vLLM's names too, if asked."""
+OWN = (
+    *OWN_HISTOGRAMS, *ENGINE_SERIES, EXPECTED, RECENT, ALARM,
+    *(f"{name}_total" for name in (*OWN_COUNTERS, *(f"spec_decode_{kind}_per_pos" for kind in PER_POSITION))),
+    f"{SKIPPED}_total", f"{INVALID}_total",
+)  # fmt: skip
+"""Series of ours. These two lists are all there is, as they are named on the page behind their prefix."""
 
 
 class Source(Protocol):
@@ -94,11 +104,12 @@ class Metrics:
             self._add(name, Counter, text, self._prefixes[:1])
         for name, text in OWN_HISTOGRAMS.items():
             self._add(name, Histogram, text, self._prefixes[:1], buckets=LENGTHS)
-        self._success = [self._counter(p, "request_success", "finished_reason") for p in self._prefixes]
+        self._success = [self._counter(p, SUCCESS, "finished_reason") for p in self._prefixes]
         self._positions = {
             kind: self._counter("forerun:", f"spec_decode_{kind}_per_pos", "position") for kind in PER_POSITION
         }
-        self._skipped = self._counter("forerun:", "spec_decode_skipped_steps", "reason")
+        self._skipped = self._counter("forerun:", SKIPPED, "reason")
+        self._invalid = self._counter("forerun:", INVALID, "reason", "action")
         self._compat = _VllmCounters(self) if compat else None
         self.drift = DriftAlarm(self, expected or {})
         self.totals = DecodingStats()
@@ -108,13 +119,18 @@ class Metrics:
         self.open: set[Source] = set()
         """Requests being served: they are asked when somebody reads, not counted step by step."""
 
+    def watch(self, engine: Engine) -> None:
+        """From here on the page has what this engine itself counts."""
+        self.registry.register(EngineSeries(engine, self._labels, self._prefixes))
+
     def _add(self, name: str, kind: Callable[..., Any], text: str, prefixes: Sequence[str], **options: Any) -> None:
         made = [kind(prefix + name, text, LABELS, registry=self.registry, **options) for prefix in prefixes]
         self._series[name] = [series.labels(**self._labels) for series in made]
 
-    def _counter(self, prefix: str, name: str, label: str) -> Callable[[str], Any]:
-        series = Counter(prefix + name, f"By {label}.", (*LABELS, label), registry=self.registry)
-        return lambda value: series.labels(**self._labels, **{label: value})
+    def _counter(self, prefix: str, name: str, *labels: str) -> Callable[..., Any]:
+        """`counter(*values)`: the series with these values of its labels."""
+        series = Counter(prefix + name, f"By {' and '.join(labels)}.", (*LABELS, *labels), registry=self.registry)
+        return lambda *values: series.labels(**self._labels, **dict(zip(labels, values, strict=True)))
 
     def gauge(self, name: str, text: str, label: str) -> Callable[[str], Any]:
         """A gauge of our own with a label of its own."""
@@ -157,7 +173,6 @@ class Metrics:
         self.count("spec_decode_drafting_rounds", more.drafting_rounds)
         self.count("spec_decode_target_steps", more.target_steps)
         self.count("spec_decode_drafter_faults", more.drafter_faults)
-        self.count("spec_decode_invalid_drafts", more.invalid_drafts)
         self.count("spec_decode_probes", more.probes)
         self.count("num_preemptions", more.preemptions)
         for kind in PER_POSITION:
@@ -165,6 +180,8 @@ class Metrics:
                 self._positions[kind](str(position)).inc(value)
         for reason, rounds in more.skipped_steps.items():
             self._skipped(reason).inc(rounds)
+        for what, positions in more.invalid_positions.items():
+            self._invalid(*what.split()).inc(positions)
         if self._compat is not None:
             self._compat.add(more)
         self.totals = total((self.totals, more))
@@ -222,8 +239,8 @@ class DriftAlarm:
         if not expected:
             return
         label = "drafter"
-        card = metrics.gauge("spec_decode_expected_accepted_length", "What the drafter's card says.", label)
-        self._length = metrics.gauge("spec_decode_recent_accepted_length", "Of recent requests, bonus included.", label)
+        card = metrics.gauge(EXPECTED, "What the drafter's card says.", label)
+        self._length = metrics.gauge(RECENT, "Of recent requests, bonus included.", label)
         self._alarm = metrics.gauge(ALARM, "1: recent requests accept less than half of what the card says.", label)
         for name, length in expected.items():
             card(name).set(length)
@@ -243,7 +260,7 @@ class DriftAlarm:
 
 NUMBERS = (
     "drafted", "verified", "accepted", "emitted", "discarded", "drafting_rounds", "target_steps", "drafter_faults",
-    "preemptions", "invalid_drafts", "probes", "planned",
+    "preemptions", "invalid_drafts", "probes", "planned", "cached_tokens",
 )  # fmt: skip
 """Counters of `DecodingStats` that are published."""
 
@@ -256,9 +273,10 @@ def difference(now: DecodingStats, before: DecodingStats) -> DecodingStats:
         old = getattr(before, name)
         new = list(getattr(now, name))
         setattr(more, name, [value - (old[k] if k < len(old) else 0) for k, value in enumerate(new)])
-    reasons = dict(now.skipped_steps)
-    more.skipped_steps = {name: rounds - before.skipped_steps.get(name, 0) for name, rounds in reasons.items()}
+    for name in ("skipped_steps", "invalid_positions"):
+        old = getattr(before, name)
+        setattr(more, name, {what: count - old.get(what, 0) for what, count in dict(getattr(now, name)).items()})
     return more
 
 
-__all__ = ["ALARM", "DriftAlarm", "Metrics", "difference"]
+__all__ = ["ALARM", "OWN", "SHARED", "DriftAlarm", "Metrics", "difference"]

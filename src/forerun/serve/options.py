@@ -6,11 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from forerun.errors import OptionError
+from forerun.sampling import LogprobsMode
 
 SpecMetrics = Literal["none", "summary", "detailed"]
+
+TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "none")
 
 FROM_GENERATION_CONFIG = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -45,15 +48,19 @@ class ServeOptions:
     generation_config: str = "auto"
     """auto: the model's; vllm: none; else a folder with a generation_config.json."""
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
-    logprobs_mode: str = "raw_logprobs"
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    """raw_logprobs: of the target's untouched logits; processed_logprobs: of the law that tokens are drawn from."""
     chat_template: str | None = None
     """Template text in place of the model's own."""
     trust_request_chat_template: bool = False
     """Whether a request may bring its own template."""
     reasoning_parser: str | None = None
     """deepseek_r1 or qwen3: what stands between <think> and </think> becomes `reasoning_content`."""
-    tool_call_parser: str = "hermes"
-    """hermes, or none: tool calls stay text."""
+    tool_call_parser: str = "auto"
+    """hermes, llama3_json or mistral: how the model writes tool calls; auto: as its template says; none: they stay
+    text."""
+    salt_cache_per_key: bool = False
+    """Requests that came with different keys find nothing of each other in the prefix cache."""
     metrics_compat: str | None = None
     """vllm: publish the series under vLLM's names too."""
     per_request_spec_decode_metrics: SpecMetrics = "summary"
@@ -87,11 +94,14 @@ def _check(o: ServeOptions) -> None:
     need(all(key and key.isascii() for key in o.api_key), "api_key", "a non-empty ASCII text")
     need(all(o.served_model_name), "served_model_name", "a non-empty name")
     need(o.reasoning_parser in (None, "deepseek_r1", "qwen3"), "reasoning_parser", "deepseek_r1 or qwen3")
-    need(o.tool_call_parser in ("hermes", "none"), "tool_call_parser", "hermes or none")
+    need(o.tool_call_parser in TOOL_CALL_PARSERS, "tool_call_parser", f"one of {', '.join(TOOL_CALL_PARSERS)}")
     need(o.metrics_compat in (None, "vllm"), "metrics_compat", "vllm")
     levels = ("none", "summary", "detailed")
     need(o.per_request_spec_decode_metrics in levels, "per_request_spec_decode_metrics", f"one of {', '.join(levels)}")
-    need(o.logprobs_mode == "raw_logprobs", "logprobs_mode", "raw_logprobs (no other is built)")
+    modes = get_args(LogprobsMode)
+    need(o.logprobs_mode in modes, "logprobs_mode", f"one of {', '.join(modes)}")
+    if o.salt_cache_per_key and not o.api_key:
+        raise OptionError("--salt-cache-per-key", "needs --api-key: without keys there is nobody to tell apart")
     for name in o.override_generation_config:
         if name not in FROM_GENERATION_CONFIG:
             known = ", ".join(FROM_GENERATION_CONFIG)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun.errors import OptionError
-from forerun.sampling import Sampling
+from forerun.sampling import LogprobsMode, Sampling
 from forerun.serve.errors import invalid, too_long, unsupported
 from forerun.serve.fields import GenerationFields, Speculative, TextPart
 from forerun.serve.grammar import Grammar
@@ -33,6 +33,8 @@ class Ask:
     priority: int = 0
     form: str | None = None
     """The field that prescribes the form of the answer."""
+    cache_salt: str | None = None
+    """Only requests with the same one share prefixes."""
 
     @property
     def n(self) -> int:
@@ -53,12 +55,14 @@ class Parameters:
         max_logprobs: most log-probabilities a request may ask for.
         window: positions of the model.
         seeds: where unseeded requests get theirs; None: fresh ones, from the engine.
+        logprobs_mode: of which law log-probabilities are.
     """
 
     defaults: Mapping[str, Any]
     max_logprobs: int
     window: int
     seeds: random.Random | None = None
+    logprobs_mode: LogprobsMode = "raw_logprobs"
 
     def sampling(self, fields: GenerationFields, max_tokens: int | None, logprobs: int | None) -> Sampling:
         """The sampling of all prompts of a request, without its grammar."""
@@ -70,7 +74,7 @@ class Parameters:
             seed = self.seeds.getrandbits(63)
         own = {"max_tokens": max_tokens, "min_tokens": _min_tokens(fields), "logprobs": logprobs, "seed": seed}
         try:
-            return Sampling(**{**self.defaults, **given, **own})
+            return Sampling(**{**self.defaults, **given, **own, "logprobs_mode": self.logprobs_mode})
         except OptionError as error:
             raise invalid(error.option, str(error).removeprefix(f"{error.option}: ")) from None
 

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forerun.errors import ModelError, PromptError
-from forerun.serve.answer import CALL, CALL_END
 from forerun.serve.errors import invalid, unsupported
-from forerun.serve.grammar import Grammar
 from forerun.serve.parameters import text_of
-from forerun.serve.schemas import ChatRequest, Message, NamedTool, TokenizeRequest, Tool
+from forerun.serve.schemas import ChatRequest, Message, TokenizeRequest, Tool
+from forerun.serve.tools import wants_tools
 from forerun.target.base import Tokenizer
 from forerun.target.tokenizer import HFTokenizer
 
@@ -135,51 +134,4 @@ def _arguments(name: str, arguments: str, index: int) -> Mapping[str, Any]:
         raise invalid(f"tool_calls[{index}].function.arguments", "is not JSON") from None
 
 
-# -------------------------------------------------------------------------------------------------------------- tools
-
-
-def wants_tools(request: ChatRequest) -> bool:
-    """Whether the answer may call tools. ApiError: a choice without tools, or of one that is not there."""
-    choice, tools = request.tool_choice, request.tools
-    if not tools:
-        if choice not in (None, "none", "auto"):
-            raise invalid("tool_choice", "needs tools")
-        return False
-    names = [tool.function.name for tool in tools]
-    if isinstance(choice, NamedTool) and choice.function.name not in names:
-        raise invalid("tool_choice.function.name", f"no tool is called {choice.function.name!r}")
-    if len(set(names)) < len(names):
-        raise invalid("tools", "two tools have the same name")
-    return choice != "none"
-
-
-def tool_grammar(request: ChatRequest) -> Grammar | None:
-    """The form of an answer that must call a tool; None where it need not."""
-    choice, tools = request.tool_choice, request.tools or []
-    if not wants_tools(request) or choice in (None, "auto"):
-        if request.parallel_tool_calls is False and wants_tools(request):
-            raise unsupported("parallel_tool_calls", "false needs tool_choice `required` or a named function")
-        return None
-    if isinstance(choice, NamedTool):
-        tools = [tool for tool in tools if tool.function.name == choice.function.name]
-    several = choice == "required" and request.parallel_tool_calls is not False
-    return Grammar.lark("tools", _calls(tools, several))
-
-
-def _calls(tools: Sequence[Tool], several: bool) -> str:
-    schema = {"anyOf": [_call(tool) for tool in tools]} if len(tools) > 1 else _call(tools[0])
-    more = ' ("\\n" call)*' if several else ""
-    return f'start: call{more}\ncall: "{CALL}\\n" body "\\n{CALL_END}"\nbody: %json {json.dumps(schema)}\n'
-
-
-def _call(tool: Tool) -> dict[str, Any]:
-    parameters = tool.function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
-    return {
-        "type": "object",
-        "properties": {"name": {"const": tool.function.name}, "arguments": parameters},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
-
-
-__all__ = ["FILL_IN", "Prompts", "tool_grammar", "wants_tools", "with_template"]
+__all__ = ["FILL_IN", "Prompts", "with_template"]

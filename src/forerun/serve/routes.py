@@ -17,6 +17,7 @@ from forerun.serve.completions import answer_completion
 from forerun.serve.errors import invalid, unavailable
 from forerun.serve.exchange import Exchange, as_json
 from forerun.serve.fields import Fields
+from forerun.serve.page_data import profile_document
 from forerun.serve.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from forerun.serve.server import Server, info
 from forerun.serve.service import Arrival, Service
@@ -60,7 +61,7 @@ def _add_generation(app: FastAPI, server: Server, reader: Reader) -> None:
 
 def _arrival(request: Request, at: float, own_id: str | None) -> Arrival:
     trace = {name: request.headers[name] for name in TRACE_HEADERS if name in request.headers}
-    return Arrival(at, own_id or request.state.request_id, trace)
+    return Arrival(at, own_id or request.state.request_id, trace, getattr(request.state, "key", None))
 
 
 def _add_tokens(app: FastAPI, server: Server, reader: Reader) -> None:
@@ -111,6 +112,10 @@ def _add_reports(app: FastAPI, server: Server) -> None:
     @app.get("/server_info", response_model=None)
     async def server_info() -> Response:
         return _json(info(server))
+
+    @app.get("/forerun/profile", response_model=None)
+    async def profile() -> Response:
+        return _json(await profile_document(server.service))
 
     @app.get("/v1/models", response_model=None)
     async def models() -> Response:

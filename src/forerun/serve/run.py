@@ -15,6 +15,7 @@ from forerun.engine import Engine
 from forerun.errors import OptionError
 from forerun.serve.app import create_app
 from forerun.serve.options import ServeOptions
+from forerun.serve.page_files import PAGE
 from forerun.serve.server import Server
 
 logger = logging.getLogger("forerun.serve")
@@ -54,7 +55,7 @@ def serve(
         OptionError: the address cannot be used. Whatever `load` raised.
     """
     sock = _listen(host, port)
-    app = create_app(load, options, failed=lambda: setattr(web, "should_exit", True))
+    app = create_app(load, options, failed=lambda: setattr(web, "should_exit", True), page=PAGE)
     config = uvicorn.Config(
         app,
         log_config=None,

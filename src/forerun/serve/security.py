@@ -55,6 +55,8 @@ class Entrance:
             await send(message)
 
         if self._lets_in(scope, given.get(b"authorization", b"")):
+            if self._keys:
+                scope["state"]["key"] = _sent(given.get(b"authorization", b"")).hex()
             await self._app(scope, receive, answer)
             return
         headers = {"WWW-Authenticate": "Bearer"}
@@ -69,11 +71,16 @@ class Entrance:
             return True
         if self._open_page and scope["method"] == "GET" and (path == "/" or path.startswith("/static/")):
             return True
-        kind, _, key = authorization.partition(b" ")
-        digest = _digest(key.strip())
+        kind, _, _ = authorization.partition(b" ")
+        digest = _sent(authorization)
         # Every key is compared, each in constant time: how long it takes says nothing.
         matches = [hmac.compare_digest(digest, own) for own in self._keys]
         return kind.lower() == b"bearer" and any(matches)
+
+
+def _sent(authorization: bytes) -> bytes:
+    """The digest of the key in a header, which stands for the key from there on."""
+    return _digest(authorization.partition(b" ")[2].strip())
 
 
 def _digest(key: bytes) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 
 import forerun
 from forerun.engine import AsyncEngine, Engine
+from forerun.serve.engine_series import cache_counts
 from forerun.serve.errors import unavailable
 from forerun.serve.loglines import Levels, StatsLog
 from forerun.serve.options import ServeOptions
@@ -75,9 +76,11 @@ class Server:
 
     def levels(self) -> Levels:
         """How full the engine is, as it is this moment."""
-        core = self.service.engine.engine.core
+        engine = self.service.engine.engine
+        core, cache = engine.core, cache_counts(engine)
         running, waiting = len(core.admission.running), len(core.admission.waiting)
-        return Levels(running, waiting, core.pool.used / core.pool.num_blocks)
+        used = core.pool.used / core.pool.num_blocks
+        return Levels(running, waiting, used, *cache, core.schedule.predicted_gain)
 
     async def drain(self) -> None:
         """Lets the requests inside finish, as long as that is allowed to take."""
@@ -117,6 +120,7 @@ def info(server: Server) -> dict[str, Any]:
         "served_model_names": list(service.names),
         "system_fingerprint": service.fingerprint,
         "max_model_len": service.target.window,
+        "chat_template": service.prompts.tokenizer.chat_template is not None,
         "dtype": str(service.target.dtype).removeprefix("torch."),
         "device": str(service.target.device),
         "verify_mode": service.verify_mode,
@@ -124,8 +128,11 @@ def info(server: Server) -> dict[str, Any]:
             "max_num_seqs": engine.options.max_num_seqs,
             "max_num_batched_tokens": engine.options.max_num_batched_tokens,
             "kv_blocks": core.pool.num_blocks,
+            "enable_prefix_caching": core.prefix_cache.enabled,
         },
         "sampling_defaults": service.parameters.defaults,
+        "logprobs_mode": service.options.logprobs_mode,
+        "tool_call_parser": service.tools.parser,
         "speculative_config": [
             {"name": entry.name, **entry.config.model_dump(exclude_unset=True)} for entry in service.loaded
         ],

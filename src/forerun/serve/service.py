@@ -31,7 +31,9 @@ from forerun.serve.metrics import Metrics
 from forerun.serve.options import ServeOptions, sampling_defaults
 from forerun.serve.parameters import Ask, Parameters, prediction_of, speculative_of
 from forerun.serve.prompt import Prompts, with_template
+from forerun.serve.reliability import Reliability
 from forerun.serve.tokens import TokenText
+from forerun.serve.tools import ToolCalls
 from forerun.serve.tracing import Tracer, no_tracer
 from forerun.target.hf import HFTarget
 
@@ -52,6 +54,8 @@ class Arrival:
     id: str
     trace: dict[str, str]
     """Headers of a distributed trace."""
+    key: str | None = None
+    """Stands for the key it came with, if the server has any."""
 
 
 class Service:
@@ -74,6 +78,7 @@ class Service:
         self.created = int(time.time())
         tokenizer = with_template(self.target.tokenizer, options.chat_template)
         self.prompts = Prompts(tokenizer, options.trust_request_chat_template)
+        self.tools = ToolCalls(tokenizer, options.tool_call_parser)
         self.tokens = TokenText(tokenizer)
         self.grammars = Grammars(tokenizer, self.target.vocab_size, self.target.eos_token_ids)
         self.parameters = Parameters(
@@ -81,8 +86,12 @@ class Service:
             options.max_logprobs,
             self.target.window,
             None if options.seed is None else random.Random(options.seed),
+            options.logprobs_mode,
         )
         self.metrics = Metrics(self.names[0], options.metrics_compat == "vllm", expected_lengths(self.loaded))
+        self.metrics.watch(engine.engine)
+        self.reliability = Reliability()
+        engine.engine.core.on_round = self.reliability.add
         running = engine.engine.options.limits.max_num_seqs
         self.gate = Gate(running, options.max_queue, lambda: self.metrics.count("requests_refused"))
         self.tracer: Tracer = no_tracer
@@ -148,7 +157,8 @@ class Service:
                 own = replace(own, logits_processors=(constraint,), stop_when=(constraint.complete,))
             samplings.append(own)
         drafting = speculative_of(fields), prediction_of(fields)
-        return Ask(prompts, samplings, *drafting, fields.priority or 0, None if form is None else form.param)
+        param = None if form is None else form.param
+        return Ask(prompts, samplings, *drafting, fields.priority or 0, param, fields.cache_salt)
 
     def compiled(self, grammar: Grammar | None) -> Form | None:
         """ApiError: 400, the grammar cannot be read."""
@@ -171,6 +181,7 @@ class Service:
             speculative=ask.speculative,
             prediction=ask.prediction,
             priority=ask.priority,
+            cache_salt=self._salt(ask, arrival),
         )
         expected = ask.samples
         account.open()
@@ -187,6 +198,11 @@ class Service:
         finally:
             account.close(expected)
             self.tracer.record(account, ask, arrival, self.names[0])
+
+    def _salt(self, ask: Ask, arrival: Arrival) -> str | None:
+        """Who finds prefixes of whom: those with the same salt of their own and, if asked, the same key."""
+        key = arrival.key if self.options.salt_cache_per_key else None
+        return None if key is None and ask.cache_salt is None else f"{key or ''}:{ask.cache_salt or ''}"
 
     async def scores(self, prompts: Sequence[Sequence[int]], top: int) -> list[list[TokenLogprob]]:
         """Log-probabilities of the tokens of each prompt behind the first."""

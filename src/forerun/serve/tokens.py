@@ -18,6 +18,10 @@ class TokenText:
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self._tokenizer.special_ids
+
     @cached_property
     def _pieces(self) -> dict[int, str]:
         return {i: piece for piece, i in self._tokenizer.vocabulary().items()}

@@ -1,0 +1,219 @@
+// One answer as it streams: tokens coloured by where they came from, the rounds they came in, and its numbers.
+
+import { $, h, number, percent, plural, svg } from "./dom.js";
+
+export const SOURCES = {
+  drafted: { word: "drafted", means: "proposed by the drafter, and kept by the target" },
+  corrected: { word: "corrected", means: "the target's own token in place of a draft token that it refused" },
+  bonus: { word: "bonus", means: "the target's own token behind a draft that was kept whole" },
+  plain: { word: "plain", means: "the target's own token of a step that verified no draft" },
+};
+
+/** What can be counted about an answer while it comes. */
+export class Tally {
+  constructor() {
+    this.ids = [];
+    this.prompt = null; // its ids, where they were asked for
+    this.rounds = []; // [verified, accepted] of each step that verified something
+    this.steps = 0;
+    this.sources = { drafted: 0, corrected: 0, bonus: 0, plain: 0 };
+    this.usage = null;
+    this.timings = null;
+    this.finish = null;
+  }
+
+  /** One event; its tokens. */
+  add(event) {
+    this.usage = event.usage ?? this.usage;
+    this.timings = event.timings ?? this.timings;
+    const choice = event.choices[0];
+    this.prompt ??= event.prompt_token_ids ?? choice?.prompt_token_ids ?? null;
+    if (!choice) return [];
+    this.finish = choice.finish_reason ?? this.finish;
+    const { verified, accepted, tokens } = choice.provenance ?? { verified: 0, accepted: 0, tokens: [] };
+    if (tokens.length) this.steps += 1;
+    if (verified) this.rounds.push([verified, accepted]);
+    for (const token of tokens) {
+      this.ids.push(token.id);
+      this.sources[token.source] += 1;
+    }
+    return tokens;
+  }
+
+  get verified() {
+    return this.rounds.reduce((sum, [verified]) => sum + verified, 0);
+  }
+
+  get accepted() {
+    return this.rounds.reduce((sum, [, accepted]) => sum + accepted, 0);
+  }
+
+  /** 1 + accepted / rounds that verified a draft: bonus included. */
+  get acceptedLength() {
+    return this.rounds.length ? 1 + this.accepted / this.rounds.length : null;
+  }
+
+  get perSecond() {
+    return this.timings?.predicted_per_second ?? null;
+  }
+
+  get cached() {
+    return this.usage?.prompt_tokens_details?.cached_tokens ?? null;
+  }
+}
+
+/** Tokens in a box. It is one tab stop; the arrow keys go from token to token. */
+export class TokenView {
+  constructor(root) {
+    this.root = root;
+    this.tokens = [];
+    root.addEventListener("keydown", (event) => this.move(event));
+    root.addEventListener("mouseover", (event) => this.point(event.target));
+    root.addEventListener("mouseleave", () => hideTip());
+    root.addEventListener("focusin", (event) => this.point(event.target));
+    root.addEventListener("focusout", () => hideTip());
+  }
+
+  clear() {
+    this.tokens = [];
+    this.root.replaceChildren();
+  }
+
+  get text() {
+    return this.tokens
+      .filter((token) => !token.special)
+      .map((token) => token.text)
+      .join("");
+  }
+
+  add(tokens) {
+    const atEnd = this.root.scrollHeight - this.root.scrollTop - this.root.clientHeight < 40;
+    for (const token of tokens) {
+      this.root.append(this.element(token));
+      this.tokens.push(token);
+    }
+    if (atEnd) this.root.scrollTop = this.root.scrollHeight;
+  }
+
+  element(token) {
+    const first = this.tokens.length === 0;
+    const kind = ["token", token.source, token.special ? "special" : "", token.text.includes("\n") ? "breaks" : ""];
+    const node = h(
+      "span",
+      { class: kind.join(" "), tabindex: first ? 0 : -1, "data-place": this.tokens.length },
+      token.text,
+    );
+    if (typeof token.confidence === "number") node.style.setProperty("--confidence", token.confidence.toFixed(3));
+    return node;
+  }
+
+  move(event) {
+    const place = Number(event.target.dataset?.place);
+    const to = { ArrowRight: place + 1, ArrowLeft: place - 1, Home: 0, End: this.tokens.length - 1 }[event.key];
+    if (Number.isNaN(place) || to === undefined || !this.root.children[to]) return;
+    event.preventDefault();
+    event.target.tabIndex = -1;
+    this.root.children[to].tabIndex = 0;
+    this.root.children[to].focus();
+  }
+
+  point(node) {
+    const token = this.tokens[Number(node.dataset?.place)];
+    if (token) showTip(node, token);
+  }
+}
+
+/** What is known about a token, as lines. */
+export function described(token) {
+  const source = SOURCES[token.source];
+  const lines = [`${JSON.stringify(token.text)}, ${source.word}: ${source.means}`];
+  const sure = typeof token.confidence === "number" ? percent(token.confidence) : null;
+  if (token.source === "corrected" && token.instead_of !== undefined) {
+    lines.push(`the draft said ${JSON.stringify(token.instead_of)}${sure ? `, confidence ${sure}` : ""}`);
+  } else if (token.source === "drafted") {
+    lines.push(sure ? `confidence of the drafter: ${sure}` : "this drafter gives no confidence");
+  }
+  lines.push(`token ${token.id}`);
+  return lines;
+}
+
+let shown = null; // the token that the tip is about
+
+function showTip(node, token) {
+  $("tip").replaceChildren(...described(token).map((line) => h("span", {}, line)));
+  $("tip").hidden = false;
+  shown?.removeAttribute("aria-describedby");
+  shown = node;
+  node.setAttribute("aria-describedby", "tip");
+  placeTip();
+}
+
+function placeTip() {
+  if (!shown?.isConnected || $("tip").hidden) return;
+  const tip = $("tip");
+  const place = shown.getClientRects()[0] ?? shown.getBoundingClientRect(); // of a token over two lines the first
+  const left = Math.min(Math.max(8, place.left), innerWidth - tip.offsetWidth - 8);
+  const below = place.bottom + 8 + tip.offsetHeight < innerHeight;
+  tip.style.left = `${Math.max(8, left)}px`;
+  tip.style.top = `${below ? place.bottom + 8 : Math.max(8, place.top - tip.offsetHeight - 8)}px`;
+}
+
+addEventListener("scroll", placeTip, { capture: true, passive: true });
+
+export function hideTip() {
+  shown?.removeAttribute("aria-describedby");
+  shown = null;
+  $("tip").hidden = true;
+}
+
+/** A column for each round: a box for each verified draft token, full where it was accepted. */
+export function roundStrip(root, rounds) {
+  const most = Math.max(1, ...rounds.map(([verified]) => verified));
+  const box = 7;
+  const drawing = svg("svg", {
+    viewBox: `0 0 ${Math.max(1, rounds.length) * (box + 2)} ${most * (box + 2)}`,
+    width: rounds.length * (box + 2),
+    height: most * (box + 2),
+    role: "img",
+    "aria-label": `${plural(rounds.length, "round")} that verified a draft`,
+  });
+  rounds.forEach(([verified, accepted], i) => {
+    const column = svg("g", {}, svg("title", {}, `round ${i + 1}: ${accepted} of ${verified} accepted`));
+    for (let k = 0; k < verified; k++) {
+      const kind = k < accepted ? "kept" : k === accepted ? "refused" : "behind";
+      const y = (most - 1 - k) * (box + 2) + 1;
+      column.append(svg("rect", { x: i * (box + 2) + 1, y, width: box, height: box, rx: 1.5, class: kind }));
+    }
+    drawing.append(column);
+  });
+  root.replaceChildren(drawing);
+}
+
+const CACHED = "prompt tokens that were in the prefix cache, and all of them";
+
+/** The numbers of an answer as a list of terms. */
+export function numbersOf(tally, seconds) {
+  const share = tally.verified ? tally.accepted / tally.verified : null;
+  const prompt = tally.usage?.prompt_tokens;
+  return [
+    ["tokens / s", number(tally.perSecond), "tokens / seconds from the first to the last of them"],
+    ["accepted length", number(tally.acceptedLength, 2), "1 + accepted / rounds that verified a draft"],
+    ["drafts accepted", percent(share), `${tally.accepted} of ${tally.verified} draft tokens that the target saw`],
+    ["tokens", number(tally.ids.length, 0), `in ${tally.steps} steps of the target`],
+    ["first token", seconds === null ? "–" : `${number(1e3 * seconds, 0)} ms`, "after the request was sent"],
+    ["cached / prompt", prompt === undefined ? "–" : `${number(tally.cached, 0)} / ${number(prompt, 0)}`, CACHED],
+  ];
+}
+
+export function fillNumbers(root, items) {
+  const groups = items.map(([name, value, title]) => h("div", { title }, h("dt", {}, name), h("dd", {}, value)));
+  root.replaceChildren(...groups);
+}
+
+export function sourceLegend(counts) {
+  const items = Object.entries(SOURCES).map(([name, { word, means }]) => {
+    const count = counts ? ` ${counts[name]}` : "";
+    return h("li", { title: means }, h("span", { class: `token ${name}` }, word), count);
+  });
+  return h("ul", { class: "sources" }, ...items);
+}

@@ -1,0 +1,69 @@
+// Building and finding elements. Text is only ever put in as text nodes: what a model writes is never read as HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export const $ = (id) => document.getElementById(id);
+
+export function h(tag, attributes = {}, ...children) {
+  return filled(document.createElement(tag), attributes, children);
+}
+
+export function svg(tag, attributes = {}, ...children) {
+  return filled(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function filled(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+export function show(node, visible = true) {
+  node.hidden = !visible;
+}
+
+/** The value of the radio button that is chosen among those of this name. */
+export function chosen(name) {
+  return document.querySelector(`input[name="${name}"]:checked`)?.value;
+}
+
+export function number(value, digits = 1) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+
+export function percent(value, digits = 0) {
+  return value === null || value === undefined || !Number.isFinite(value) ? "–" : `${number(100 * value, digits)} %`;
+}
+
+export function plural(count, word) {
+  return `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+}
+
+export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+/** Says something to screen readers; the last thing said within a moment wins, so that a stream does not stutter. */
+export function say(text) {
+  clearTimeout(say.timer);
+  say.timer = setTimeout(() => {
+    $("said").textContent = text;
+  }, 150);
+}
+
+export async function copy(text, button) {
+  const label = button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Copying is not allowed here";
+  }
+  say(button.textContent);
+  setTimeout(() => {
+    button.textContent = label;
+  }, 1500);
+}

@@ -1,0 +1,109 @@
+"""Every option of a request with values that have an effect: what is tested of all options is generated from here."""
+
+from __future__ import annotations
+
+from forerun.serve.body import names_of
+from forerun.serve.schemas import ChatRequest, CompletionRequest
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+PROMPT = "abcabcab xyxy"
+ALPHABET = b"abcdefxyz ~12"
+"""Letters of the model that the values below are made for."""
+
+PRINTED = {"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"], "additionalProperties": False}
+
+VALUES: dict[str, list[object]] = {
+    "temperature": [0, 0.7, 1.5],
+    "top_p": [0.6],
+    "top_k": [2],
+    "min_p": [0.2],
+    "presence_penalty": [1.1],
+    "frequency_penalty": [0.8],
+    "repetition_penalty": [1.4],
+    "logit_bias": [{"101": 4.0, "102": -6.0}],
+    "allowed_token_ids": [[97, 98, 99, 32, 256]],
+    "bad_words": [["a", "bc", [100, 101]]],
+    "seed": [-3],
+    "n": [2],
+    "max_tokens": [1, 9],
+    "max_completion_tokens": [7],
+    "min_tokens": [6],
+    "min_new_tokens": [6],
+    "stop": [["e", "xy", "~ "]],
+    "stop_token_ids": [[101, 120]],
+    "ignore_eos": [True],
+    "include_stop_str_in_output": [True],
+    "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": PRINTED}}],
+    "structured_outputs": [{"regex": "[ab]{2,9}"}],
+    "guided_json": [PRINTED],
+    "guided_regex": ["(x|yz){3}"],
+    "guided_choice": [["left", "right"]],
+    "guided_grammar": ['start: "a" ("b" | "c")*'],
+    "skip_special_tokens": [False],
+    "add_special_tokens": [True],
+    "truncate_prompt_tokens": [5],
+    "return_token_ids": [True],
+    "speculative": [{"max_draft": 2}],
+    "echo": [True],
+    "logprobs": [2],
+    "top_logprobs": [3],
+    "reasoning_effort": ["low"],
+    "chat_template_kwargs": [{"enable_thinking": False}],
+    "documents": [[{"text": "a"}]],
+    "timings_per_token": [True],
+}
+"""Field -> values with an effect, each of which must be the same for every drafter."""
+
+ELSEWHERE = {
+    "model": "test_answers.py: names",
+    "messages": "every chat",
+    "prompt": "every completion",
+    "stream": "a factor of the matrix",
+    "stream_options": "every stream of the matrix",
+    "verify_mode": "the matrix: coupled",
+    "prompt_logprobs": "test_answers.py: scoring; nothing is drafted there",
+    "prediction": "test_answers.py: it needs the n-gram drafter",
+    "spaces_between_special_tokens": "test_bad_requests.py: only true is built",
+    "priority": "test_answers.py: order, not tokens",
+    "deadline": "test_life.py",
+    "request_id": "test_answers.py",
+    "suffix": "test_answers.py: fill-in-the-middle",
+    "tools": "test_tools.py",
+    "tool_choice": "test_tools.py",
+    "parallel_tool_calls": "test_tools.py",
+    "chat_template": "test_chats.py",
+    "add_generation_prompt": "test_chats.py",
+    "continue_final_message": "test_chats.py",
+    "cache_salt": "test_prefix.py, and no effect on tokens: test_fields_without_effect",
+    **dict.fromkeys(
+        ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        "no effect on tokens: test_null_equals_absent and test_fields_without_effect",
+    ),
+}
+"""Fields that are tested in another way, and where."""
+
+CASES = [(option, index) for option, values in VALUES.items() for index in range(len(values))]
+"""(option, number of its value)"""
+
+
+def fields_of(path: str) -> list[str]:
+    """Names of the fields of an endpoint."""
+    return names_of(ChatRequest if path == CHAT else CompletionRequest)
+
+
+def endpoint(option: str, path: str) -> str:
+    """The endpoint, or the other one where this one has no such field."""
+    return path if option in fields_of(path) else COMPLETIONS if path == CHAT else CHAT
+
+
+def request_with(option: str, value: object, path: str, **base: object) -> dict[str, object]:
+    """A request of an endpoint with this option, and with what the option needs beside it."""
+    prompt = {"messages": [{"role": "user", "content": PROMPT}]} if path == CHAT else {"prompt": PROMPT}
+    fields = {**prompt, **base, option: value}
+    if option == "top_logprobs" or (option == "logprobs" and path == CHAT):
+        fields["logprobs"] = True
+    if option == "max_completion_tokens":
+        del fields["max_tokens"]
+    if option == "include_stop_str_in_output":
+        fields["stop"] = "e"
+    return fields
