@@ -35,6 +35,24 @@ def test_the_command_measures_and_goes_on(capsys, tmp_path, tiny_qwen3_dir):
     assert "2 finished rows are kept" in second.err
 
 
+def test_a_larger_grid_goes_on_with_the_rows_of_a_smaller_one(capsys, tmp_path, tiny_qwen3_dir):
+    """More values of K, batch and temperature are added to the file; what was measured is not measured again. Another
+    setting of the drafter is another file."""
+    rows = tmp_path / "rows.jsonl"
+    args = ["bench", "--target", str(tiny_qwen3_dir), "--drafter", "ngram", "--prompt", "a b a b", "--max-tokens", "4"]
+    args += ["--rounds", "1", "--rows", str(rows), "--json"]
+    assert main([*args, "--k", "1"]) == 0
+    [first] = json.loads(capsys.readouterr().out)["rows"]
+    assert main([*args, "--k", "1,3", "--batch", "1,2", "--temperature", "0,1"]) == 0
+    ran = capsys.readouterr()
+    assert "1 finished rows are kept" in ran.err
+    more = json.loads(ran.out)["rows"]
+    assert len(more) == 2 * 2 * 2
+    assert more[0] == first
+    assert main([*args, "--k", "1", "--speculative-config.prompt_lookup_max", "2"]) == 0
+    assert "rows of another model" in capsys.readouterr().err
+
+
 def test_the_table_goes_to_a_file(tmp_path, tiny_qwen3_dir):
     """--output without --json: the table, with its baseline column."""
     out = tmp_path / "table.txt"
@@ -56,6 +74,7 @@ def test_the_table_goes_to_a_file(tmp_path, tiny_qwen3_dir):
         (["--temperature", "nan"], "--temperature"),
         (["--max-tokens", "1"], "--max-tokens"),
         (["--rounds", "0"], "--rounds"),
+        (["--seed", str(2**63)], "--seed"),
         (["--limit", "0"], "--limit"),
         (["--drafter", "vanilla"], "--drafter"),
         (["--rows", "/no/such/folder/rows.jsonl"], "--rows"),
@@ -65,6 +84,23 @@ def test_what_cannot_be_measured_is_refused_before_loading(capsys, args, named):
     """Exit code 2 and one line that names the option."""
     assert main(["bench", "--target", "does-not-exist-anywhere", *args]) == 2
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith(f"error: {named}:")
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_anything_is_measured(capsys, tmp_path, tiny_qwen3_dir):
+    """With its line; no file of rows is begun."""
+    (tmp_path / "prompts.txt").write_text("short\n" + "x" * 300 + "\n")
+    args = ["--prompts", str(tmp_path / "prompts.txt"), "--rows", str(tmp_path / "rows.jsonl")]
+    assert main(["bench", "--target", str(tiny_qwen3_dir), "--drafter", "ngram", *args]) == 2
+    assert capsys.readouterr().err.startswith("error: --prompts: line 2: has 300 tokens; ")
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
+@pytest.mark.parametrize("place", ["taken", "taken/below"])
+def test_a_place_where_no_plot_can_be_is_refused_before_anything_is_measured(capsys, tmp_path, place):
+    """A file, and a folder below one."""
+    (tmp_path / "taken").write_text("")
+    assert main(["bench", "--target", "does-not-exist-anywhere", "--plots", str(tmp_path / place)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --plots: {tmp_path / 'taken'} is no folder")
 
 
 def test_without_matplotlib_plots_are_refused_before_anything_is_measured(monkeypatch, capsys):

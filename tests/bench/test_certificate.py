@@ -17,7 +17,7 @@ from forerun.cli.main import main
 from forerun.drafters.fake import Oracle
 from forerun.drafters.ngram import Ngram
 from forerun.drafters.small import Small
-from forerun.engine import Engine, EngineOptions, core, judge
+from forerun.engine import Engine, EngineOptions, judge
 from forerun.engine.load import load_drafters
 from forerun.engine.reference import decode
 from forerun.engine.request import Request
@@ -127,7 +127,7 @@ def _ends_late(self, run, accepted, real=Request.commit):
     return kept
 
 
-def _logprobs_of_first_row(scores, tokens, top, real=core.logprobs):
+def _logprobs_of_first_row(scores, tokens, top, real=judge.logprobs):
     """Log-probabilities right for the first token of a run only (LP-1)."""
     found = real(scores, tokens, top)
     return [found[0], *(TokenLogprob(one.token_id, 0.0, one.top) for one in found[1:])]
@@ -138,7 +138,7 @@ FAULTS = {
     "everything accepted when coupled": (judge, "couple_packed", _blind_coupled, {"coupled", "parameters"}),
     "penalties frozen over a block": (judge, "_places", _stale, {"parameters", "parameters, exact target"}),
     "stop rules after the block": (Request, "commit", _ends_late, {"parameters", "parameters, exact target"}),
-    "logprobs of a run's first token": (core, "logprobs", _logprobs_of_first_row, {"parameters"}),
+    "logprobs of a run's first token": (judge, "logprobs", _logprobs_of_first_row, {"parameters"}),
 }
 
 
@@ -214,11 +214,12 @@ ARGS = [*PROMPT, "--max-tokens", "8", "--num-speculative-tokens", "2", "--sample
 
 def test_the_command_certifies_a_pair(quick, capsys, tmp_path, tiny_qwen3_dir, tiny_small_dir):
     """Exit code 0, JSON with `lossless` and `checks` on stdout, page and report in files."""
-    files = ["--output", str(tmp_path / "cert")]
+    files = ["--output", str(tmp_path / "cert"), "--temperature", "0.7"]
     code = main(["verify", "--target", str(tiny_qwen3_dir), "--drafter", str(tiny_small_dir), *files, *ARGS])
     report = json.loads(capsys.readouterr().out)
     assert code == 0
     assert report["lossless"] is True
+    assert report["options"]["temperature"] == 0.7
     assert all(set(check) >= {"name", "passed", "detail"} for check in report["checks"])
     assert {"sampled: small", "greedy: small", "coupled: small"} <= {check["name"] for check in report["checks"]}
     assert json.loads((tmp_path / "cert.json").read_text()) == report
@@ -238,6 +239,7 @@ def test_the_command_fails_a_lossy_engine(quick, monkeypatch, capsys, tiny_qwen3
     assert "exact: small, K = 1" in failed
 
 
+@pytest.mark.slow
 def test_the_command_fails_a_lossy_drafter(quick, capsys, tiny_qwen3_dir):
     """A user's own drafter that reports another law than it drew from: exit code 1, by the sampled part alone."""
     config = {"method": "bench.lossy:Flattened", "model": str(tiny_qwen3_dir)}
@@ -266,6 +268,9 @@ def test_the_command_fails_a_lossy_drafter(quick, capsys, tiny_qwen3_dir):
         (["--samples", "5"], "--samples"),
         (["--max-tokens", "1"], "--max-tokens"),
         (["--limit", "0"], "--limit"),
+        (["--temperature", "0"], "--temperature"),
+        (["--temperature", "nan"], "--temperature"),
+        (["--seed", str(2**63)], "--seed"),
         (["--num-speculative-tokens", "0"], "--num-speculative-tokens"),
         (["--output", "/no/such/folder/cert"], "--output"),
     ],
@@ -274,6 +279,17 @@ def test_what_cannot_be_verified_is_refused_before_loading(capsys, args, named):
     """Exit code 2 and one line that names the option."""
     assert main(["verify", "--target", "does-not-exist-anywhere", *args]) == 2
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith(f"error: {named}:")
+
+
+def test_a_prompt_that_is_too_long_is_no_finding(capsys, tmp_path, tiny_qwen3_dir):
+    """Exit code 2 with its line, before anything is checked: it says nothing of losslessness."""
+    (tmp_path / "prompts.txt").write_text("short\n" + "x" * 300 + "\n")
+    args = ["--prompts", str(tmp_path / "prompts.txt"), "--limit", "2", "--output", str(tmp_path / "cert")]
+    assert main(["verify", "--target", str(tiny_qwen3_dir), "--drafter", "ngram", *args]) == 2
+    ran = capsys.readouterr()
+    assert ran.out == ""
+    assert ran.err == "error: --prompts: line 2: has 300 tokens; the window of 256 leaves room for 255\n"
+    assert not list(tmp_path.glob("cert*"))
 
 
 def test_the_page_shows_failures_first():

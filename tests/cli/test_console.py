@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import stat
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from forerun.cli import console
 from forerun.errors import OptionError
@@ -45,6 +47,24 @@ def test_progress_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: py
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == ["working: 20/100, about 8 s left", "working: 50/100, about 17 s left"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_waiting_says_for_what_and_goes(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    """On a terminal one line without colours that a bar may overwrite, taken away also after an error; else nothing."""
+    out = io.StringIO()
+    monkeypatch.setattr(console, "notes", lambda: Console(file=out, force_terminal=terminal))
+    shown: list[str] = []
+
+    def fails() -> None:
+        with console.waiting("loading"):
+            shown.append(out.getvalue())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert shown == ["loading ...\r" if terminal else ""]
+    assert out.getvalue() == (f"loading ...\r\r{' ' * 11}\r" if terminal else "")
 
 
 def test_a_file_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

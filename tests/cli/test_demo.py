@@ -49,8 +49,9 @@ def test_the_table(run: Run, tiny_qwen3_dir: Path, tiny_small_dir: Path, tmp_pat
     assert "Proven here: on 2 prompts" in ran.out
     assert ran.out.count("Not proven: ") == 3
     assert "end of sequence ignored, one request at a time" in " ".join(ran.out.split())
-    assert run(*flags, "--output", tmp_path / "demo.txt", stdin=PROMPTS).out == ""
-    assert "Proven here" in (tmp_path / "demo.txt").read_text()
+    one = run(*flags[:-2], "--prompt", "def f(x):", "--output", tmp_path / "demo.txt")
+    assert (one.code, one.out) == (0, "")
+    assert "Proven here: on 1 prompt," in (tmp_path / "demo.txt").read_text()
 
 
 def test_a_token_that_differs_fails_the_demo(
@@ -85,7 +86,10 @@ def test_a_token_that_differs_fails_the_demo(
         (("--limit", 0), "--limit"),
         (("--max-tokens", 0), "--max-tokens"),
         (("--time-limit", -1), "--time-limit"),
+        (("--time-limit", "nan"), "--time-limit"),
+        (("--prompt", "x", "--prompts", "y"), "--prompt"),
         (("--temperature", -1), "--temperature"),
+        (("--seed", 2**63), "--seed"),
         (("--verify-mode", "coupled"), "--verify-mode"),
         (("--drafter", "mtp"), "--drafter"),
         (("--prompts", "missing.jsonl"), "--prompts"),
@@ -95,6 +99,12 @@ def test_a_token_that_differs_fails_the_demo(
 def test_bad_input(refused, tiny_qwen3_dir: Path, flags: tuple[object, ...], named: str) -> None:
     """One line that names the option."""
     assert refused("demo", "--target", tiny_qwen3_dir, *flags).startswith(f"{named}: ")
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_the_race(refused, tiny_qwen3_dir: Path) -> None:
+    """With its line."""
+    line = refused("demo", "--target", tiny_qwen3_dir, "--prompts", "-", stdin=b"short\n" + b"x" * 300)
+    assert line.startswith("--prompts: line 2: has 300 tokens")
 
 
 # ----------------------------------------------------------------------------------------------------------- the race

@@ -83,6 +83,16 @@ def test_a_target(run: Run, tiny_qwen3_dir: Path) -> None:
     assert "times as long with rows 2: 1.00, 3: 1.00" in checks["verify cost"]["found"]
 
 
+@pytest.mark.parametrize("window", [2, 3, 8, 40])
+def test_a_short_window(run: Run, tiny_qwen3_dir: Path, window: int) -> None:
+    """What is measured is cut to the window; nothing breaks."""
+    ran = run("doctor", tiny_qwen3_dir, "ngram", "--max-model-len", window, "--probe", 2, "--json")
+    assert ran.code in (0, 1), ran
+    assert found(ran)["window"]["found"].startswith(f"{window} positions")
+    assert ("not measured" in found(ran)["pass noise"]["found"]) == (window == 2)
+    assert "ngram acceptance" in found(ran)
+
+
 def test_a_pair(run: Run, tiny_qwen3_dir: Path, tiny_small_dir: Path) -> None:
     """A drafter of the same family: nothing to complain of, and its acceptance on the package's prompts."""
     flags = ("--json", "--probe", 2)

@@ -186,6 +186,9 @@ def test_prompts_from_files_and_standard_input(run: Run, tiny_qwen3_dir: Path, t
     assert run(*flags, "--prompt", "-", stdin=b"def f").out == f"{plain_text}\n"
     assert run(*flags, "--prompts", "-", stdin=b"\ndef f\n\n").out == f"{plain_text}\n"
     assert run(*flags, "--prompts", "-", stdin=b'{"turns": ["x"]}\n{"prompt": "def f"}').out.endswith(f"{plain_text}\n")
+    assert run(*flags, "--prompts", "-", stdin=b"def f\r\n").out == f"{plain_text}\n"
+    whole = run(*flags, "--prompts", "-", "--json", stdin="a\x0cb\u2028c\n".encode()).json  # one line, one prompt
+    assert whole["text"] == run(*flags, "--prompt", "a\x0cb\u2028c", "--json").json["text"]
     literal = run(*flags, "--prompt", "@@def f", "--json").json["text"]
     assert literal == run(*flags, "--prompt", "-", "--json", stdin=b"@def f").json["text"]
 

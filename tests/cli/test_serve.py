@@ -23,8 +23,10 @@ from forerun.cli.main import main
         (["--tool-call-parser", "other"], "--tool-call-parser"),
         (["--metrics-compat", "sglang"], "--metrics-compat"),
         (["--per-request-spec-decode-metrics", "all"], "--per-request-spec-decode-metrics"),
-        (["--logprobs-mode", "processed_logprobs"], "--logprobs-mode"),
-        (["--enable-prefix-caching"], "--enable-prefix-caching"),
+        (["--logprobs-mode", "processed_logits"], "--logprobs-mode"),
+        (["--salt-cache-per-key"], "--salt-cache-per-key"),
+        (["--tokenizer", "no-such-folder"], "--tokenizer"),
+        (["--quantization", "awq"], "--quantization"),
         (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill"),
         (["--block-size", "32"], "--block-size"),
         (["--api-key", ""], "--api-key"),
@@ -48,7 +50,7 @@ def test_flags_of_vllm_that_ask_for_what_is_so_are_accepted(refused):
         flags = [
             "--enable-auto-tool-choice",
             "--enable-chunked-prefill",
-            "--no-enable-prefix-caching",
+            "--enable-prefix-caching",
             "--enforce-eager",
         ]
         assert refused("serve", *flags, "--block-size", "16", "--port", port).startswith("--port: cannot listen at")

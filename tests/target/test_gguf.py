@@ -237,6 +237,59 @@ def test_no_room_is_said_before_anything_is_converted(original, monkeypatch):
         load_target(path, device="cpu")
 
 
+def test_a_cache_that_cannot_be_written_says_which_variable_to_set(original, tmp_path, monkeypatch):
+    """FORERUN_CACHE that is a file, and a disk that fills up in the middle of the conversion."""
+    _, path = original
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match="set FORERUN_CACHE to a folder that can be written"):
+        load_target(path, device="cpu")
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "full"))
+
+    def full(source, folder, dtype):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(conversion, "_convert", full)
+    with pytest.raises(ModelError, match=r"cannot be kept in .*full/gguf .No space left on device.; set FORERUN_CACHE"):
+        load_target(path, device="cpu")
+
+
+class _Bars:
+    """What a progress display was told."""
+
+    def __init__(self):
+        self.totals, self.done = [], []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def add_task(self, what, total):
+        self.totals.append((what, total))
+        self.done.append(0)
+        return len(self.done) - 1
+
+    def advance(self, task, steps=1):
+        self.done[task] += steps
+
+
+def test_a_conversion_shows_how_far_it_is(original, monkeypatch):
+    """A bar over the tensors, counted to its end; when the copy is there only the file is hashed."""
+    model, path = original
+    bars = _Bars()
+    monkeypatch.setattr(conversion, "progress_bar", lambda: bars)
+    load_target(path, device="cpu")
+    assert bars.totals[0] == (f"hashing {path.name}", path.stat().st_size)
+    counts = [total for what, total in bars.totals if what.startswith(f"converting {path.name}")]
+    assert max(counts) >= len(model.state_dict())
+    assert bars.done == [total for _, total in bars.totals]
+    before = len(bars.totals)
+    load_target(path, device="cpu")
+    assert bars.totals[before:] == bars.totals[:1]
+
+
 def test_nothing_but_our_own_lines_is_printed(original, capfd):
     """The bars of the reader stay out of a terminal that is none."""
     _, path = original

@@ -13,7 +13,8 @@ import transformers as tf
 from forerun.errors import DoesNotFit, ModelError, OptionError
 from forerun.target import checkpoint
 from forerun.target.base import Batch, Segment
-from forerun.target.load import load_target
+from forerun.target.hf import _choose_plan
+from forerun.target.load import announce, load_target
 
 
 @pytest.fixture
@@ -75,6 +76,42 @@ def test_nothing_is_printed(folder, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_loading_shows_how_far_it_is(folder, monkeypatch):
+    """transformers' own loop over the weights is counted on a bar of ours, to its end."""
+    totals, done = [], []
+
+    class Bar:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def add_task(self, what, total):
+            totals.append((what, total))
+            return len(totals) - 1
+
+        def advance(self, task):
+            done.append(task)
+
+    monkeypatch.setattr("forerun.target.load.progress_bar", Bar)
+    load_target(folder, device="cpu")
+    tensors = len(checkpoint._tensors(folder / "model.safetensors"))
+    assert totals == [("loading model", tensors)]
+    assert done == [0] * tensors
+
+
+@pytest.mark.parametrize("given", [{"dtype": "float16"}, {"device": "cpu"}, {"revision": "main"}], ids=str)
+def test_options_of_loading_are_refused_for_a_loaded_model(folder, given):
+    """They would have no effect: the model keeps its own dtype and device."""
+    model, tokenizer = tf.AutoModelForCausalLM.from_pretrained(folder), tf.AutoTokenizer.from_pretrained(folder)
+    with pytest.raises(OptionError, match="no effect on a loaded model") as caught:
+        load_target(model, tokenizer, **given)
+    assert caught.value.option in given
+    with pytest.raises(OptionError, match="tokenizer: belongs to a loaded model"):
+        load_target(folder, tokenizer, device="cpu")
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -87,6 +124,17 @@ def test_options_that_cannot_be_used_are_named(folder, options, match):
     """Before anything is loaded."""
     with pytest.raises(OptionError, match=match):
         load_target(folder, **options)
+
+
+def test_what_was_not_run_on_a_gpu_says_so_when_it_is_chosen(folder, monkeypatch, caplog):
+    """One line with the way and the reason, and nothing on a CPU."""
+    target = load_target(folder, device="cpu")
+    assert caplog.text == ""
+    monkeypatch.setattr(target, "device", torch.device("cuda"))
+    monkeypatch.setattr(target, "attention_reason", _choose_plan("auto", target.device)[1])
+    announce(target)
+    assert "on cuda: attention padded: " in caplog.text
+    assert "not yet run on a GPU" in caplog.text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -178,6 +226,96 @@ def test_configs_that_do_not_go_with_the_weights(folder, fields, match):
     _refused(folder, match)
 
 
+@pytest.mark.parametrize(
+    ("fields", "dtype"),
+    [
+        ({"dtype": "bfloat16"}, torch.bfloat16),
+        ({"dtype": None, "torch_dtype": "torch.float64"}, torch.float64),
+        ({"dtype": "auto"}, torch.float32),
+        ({"dtype": None}, torch.float32),
+        ({"dtype": None, "text_config": {"dtype": "bfloat16"}}, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_the_checkpoints_own_dtype(folder, fields, dtype):
+    """The one its config names, wherever it does; else the one its weights are stored in."""
+    _edit(folder / "config.json", **fields)
+    assert checkpoint.inspect_folder(folder).dtype == dtype
+
+
+def test_weights_say_their_dtype_where_the_config_does_not(folder):
+    """bfloat16 weights are not blown up to float32 for a missing field."""
+    tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    _edit(folder / "config.json", dtype=None)
+    assert load_target(folder, device="cpu").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["banana", "nn", 5])
+def test_a_dtype_that_torch_has_not_is_named(folder, name):
+    """One line instead of an AttributeError."""
+    _edit(folder / "config.json", dtype=name)
+    _refused(folder, "names the dtype .*, which torch has not")
+
+
+HEADERS = [
+    b"[]",
+    b"55",
+    b'{"w": 5}',
+    b'{"w": {"dtype": "F32"}}',
+    b'{"w": {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 4]}}',
+    b'{"w": {"dtype": 5, "shape": [1], "data_offsets": [0, 4]}}',
+    b'{"w": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}',
+]
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_header_that_is_json_but_no_header(folder, header):
+    """Damaged in a way that still parses."""
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 4)
+    _refused(folder, "is not a safetensors file")
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {}}, {"weight_map": {"w": 5}}], ids=str)
+def test_an_index_without_files(folder, index):
+    """Named as what it is."""
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    _refused(folder, "lists no files of weights")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", b"\xff"], ids=str)
+def test_a_generation_config_that_cannot_be_read_is_not_passed_over(folder, text):
+    """transformers goes on without it; its end-of-sequence ids would be missing, and the text would not end."""
+    path = folder / "generation_config.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    _refused(folder, "generation_config.json (is not valid JSON|holds no JSON object)")
+
+
+def test_sampling_defaults_that_cannot_be_used_are_the_models_fault(folder):
+    """Not blamed on an option that nobody gave."""
+    _edit(folder / "generation_config.json", top_p=1.5, do_sample=True)
+    _refused(folder, "generation.config.*top_p|top_p.*")
+
+
+def test_a_folder_that_cannot_be_read(folder, monkeypatch):
+    """The system's own words, in one line."""
+    own = type(folder).read_text
+
+    def read_text(self, *rest, **options):
+        if self.name == "config.json":
+            raise PermissionError(13, "Permission denied", str(self))
+        return own(self, *rest, **options)
+
+    monkeypatch.setattr(type(folder), "read_text", read_text)
+    _refused(folder, r"cannot read .*config\.json: Permission denied")
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "/" + "y" * 300, "z" * 300 + ".gguf"], ids=["id", "path", "gguf"])
+def test_a_name_longer_than_any_file_has(name, monkeypatch):
+    """No traceback from the file system."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    _refused(name, "does not exist|could not be fetched")
+
+
 def test_folders_without_a_config_or_with_a_broken_one(folder):
     """Said as such."""
     (folder / "config.json").write_text("{")
@@ -198,6 +336,24 @@ def test_a_model_that_does_not_fit_shows_the_arithmetic(folder, monkeypatch):
     monkeypatch.setattr(checkpoint, "available_memory", lambda device: 1000)
     with pytest.raises(DoesNotFit, match=r"parameters x 4 bytes .float32. .* GiB are free on cpu; choose a smaller"):
         load_target(folder, device="cpu")
+
+
+def test_a_head_that_is_also_the_embedding_is_counted_twice_where_it_is_packed(folder, monkeypatch):
+    """On a CPU in bfloat16 the head gets a packed copy: its bytes are in the arithmetic, and only there."""
+    model = tf.AutoModelForCausalLM.from_pretrained(folder)
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    model.save_pretrained(folder)
+    found = checkpoint.inspect_folder(folder)
+    head = model.get_input_embeddings().weight.numel()
+    assert (found.shared_head, found.parameters) == (head, sum(p.numel() for p in model.parameters()))
+    monkeypatch.setattr("forerun.target.packed._can_pack", lambda: True)
+    weights = int(found.bytes_as(torch.bfloat16) * checkpoint.LOADING)
+    monkeypatch.setattr(checkpoint, "available_memory", lambda device: weights + 2 * head - 1)
+    with pytest.raises(DoesNotFit, match="for a packed copy of the head"):
+        load_target(folder, dtype="bfloat16", device="cpu")
+    monkeypatch.setattr("forerun.target.packed._can_pack", lambda: False)
+    load_target(folder, dtype="bfloat16", device="cpu")
 
 
 def test_the_size_is_read_from_the_headers(folder):

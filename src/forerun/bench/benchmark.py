@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class Benchmark:
         self.options = _options(engine, workload)
         self._clock = clock
         made_with = provenance(engine)
-        key = key_of(made_with, workload.prompts, self.options)
+        key = key_of(_without_k(made_with), workload.prompts, self.options)
         self._file = None if rows is None else RowFile(rows, key, made_with)
         self._made_with = made_with if self._file is None else self._file.made_with
 
@@ -80,6 +80,16 @@ class Benchmark:
             if done is None and self._file is not None:
                 self._file.add(rows[cell])
         return Result(list(rows.values()), self._made_with, self.options)
+
+
+def _without_k(made_with: Mapping[str, Any]) -> dict[str, Any]:
+    """K is asked for with each row. What a drafter is configured for only bounds it: rows of a larger grid go with
+    those of a smaller one."""
+    drafters = []
+    for one in made_with["drafters"]:
+        config = {name: value for name, value in one["config"].items() if name != "num_speculative_tokens"}
+        drafters.append({**one, "config": config})
+    return {**made_with, "drafters": drafters}
 
 
 def _options(engine: Engine, workload: Workload) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def findings_check(
         "lengths": list(lengths),
         "differences": [_as_dict(difference) for difference in findings.differences],
         "smallest_margins": [_finite(margin) for margin in margins],
-        "noise": asdict(noise),
+        "noise": {name: _finite(value) for name, value in asdict(noise).items()},
         "stats": findings.stats.as_dict(),
     }
     return Check(name, findings.explained and findings.outputs > 0, detail, numbers)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forerun.bench.cold import own_salt
 from forerun.bench.margins import Choice, Difference
 from forerun.engine import Completion, DecodingStats, Engine
 from forerun.engine.intake import Ask
@@ -114,7 +115,8 @@ class Comparison:
         """All outputs in one batch, which must not make a difference either."""
         tasks = [plain.task for plain in plains]
         asked = tasks[0].drafted(drafter, k)
-        done = self.engine.generate([t.prompt for t in tasks], [t.sampling for t in tasks], speculative=asked)
+        prompts, samplings = [t.prompt for t in tasks], [t.sampling for t in tasks]
+        done = self.engine.generate(prompts, samplings, speculative=asked, cache_salt=own_salt())
         for prompt, (plain, completion) in enumerate(zip(plains, done, strict=True)):
             self.advance(len(plain.token_ids))
             findings.add(completion, self.differences(plain, completion, drafter, k, prompt, len(plains)))
@@ -167,6 +169,7 @@ class Comparison:
             self._noise[key] = measure_noise(self.engine.target, ids, rows, prefill)
             # The measurement took the target's storage. Nothing is running, so an empty one is as good.
             self.engine.target.allocate(self.engine.core.pool.num_blocks)
+            self.engine.core.prefix_cache.clear()
         return self._noise[key]
 
 
@@ -181,7 +184,7 @@ def run(
     sampling = task.sampling
     if watch is not None:
         sampling = replace(sampling, logits_processors=(*sampling.logits_processors, watch))
-    [request] = engine.intake.requests([task.prompt], sampling, Ask(speculative))
+    [request] = engine.intake.requests([task.prompt], sampling, Ask(speculative, cache_salt=own_salt()))
     request.commit(forced, 0)
     for _ in engine.follow([request]):
         pass

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from forerun.target.base import Batch, Segment, Target
@@ -68,10 +67,6 @@ def _quota(file: Path, unlimited: int) -> int:
         return unlimited
     quota, _, period = file.read_text().strip().partition(" ")
     return unlimited if quota == "max" else round(int(quota) / int(period))
-
-
-def available_bytes() -> int:
-    return int(psutil.virtual_memory().available)
 
 
 # -------------------------------------------------------------------------------------------------------------- rates

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from forerun.bench.cold import own_salt
 from forerun.bench.timeline import Timeline, latencies
 from forerun.engine import Completion, DecodingStats, Engine
 from forerun.engine.request import Chunk
@@ -121,7 +122,9 @@ def decode(
     def note(chunk: Chunk) -> None:
         timelines[chunk.prompt_index].arrived(clock(), len(chunk.token_ids))
 
-    requests = engine.submit([list(p) for p in prompts], sampling, speculative=speculative, listener=note)
+    requests = engine.submit(
+        [list(p) for p in prompts], sampling, speculative=speculative, cache_salt=own_salt(), listener=note
+    )
     while any(request.finish_reason is None for request in requests):
         engine.step()
     seconds = clock() - start

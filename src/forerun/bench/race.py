@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from forerun.bench.cold import own_salt
 from forerun.bench.comparison import Comparison, Plain, Task, first_difference
 from forerun.bench.machine import Spread
 from forerun.engine import Completion, DecodingStats, Engine
@@ -130,7 +131,7 @@ def race(
             done = {}
             for name in _rotated(["", *rivals], prompt):
                 engine = rivals[name] if name else plain
-                [done[name]] = engine.generate([ids], sampling, speculative=COUPLED)
+                [done[name]] = engine.generate([ids], sampling, speculative=COUPLED, cache_salt=own_salt())
                 advance()
             for name in rivals:
                 lap = Lap(prompt, done[""], done[name])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from forerun.bench.chisquare import Tested, chi_square, detectable, sample_size
+from forerun.bench.cold import own_salt
 from forerun.bench.comparison import Advance
 from forerun.engine import DecodingStats, Engine
 from forerun.engine.stats import total
@@ -130,7 +131,7 @@ def logits_after(engine: Engine, texts: Sequence[Sequence[int]], together: bool 
 
     once = Sampling(temperature=0, max_tokens=1, ignore_eos=True, logits_processors=(watch,))
     for batch in [texts] if together else [[text] for text in texts]:
-        engine.generate([list(text) for text in batch], once, speculative=False)
+        engine.generate([list(text) for text in batch], once, speculative=False, cache_salt=own_salt())
     return [seen[tuple(text)] for text in texts]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.cli.prompts import PromptRecord
+from forerun.cli.prompts import PromptRecord, check_prompts
 from forerun.cli.show import OWN, Painted, Painter, put, unpainted
 from forerun.engine import Chunk, Completion, Engine
 from forerun.errors import OptionError, PromptError
@@ -66,24 +66,10 @@ def answer(engine: Engine, task: Task) -> Iterator[tuple[Place, Chunk]]:
                 if chunk.completion is not None:
                     said[index].append(chunk.completion.text)
                 yield Place(index, turn, chunk.sample_index), chunk
-        except PromptError as error:
-            raise _located(error, engine, task, going, rendered) from error
-
-
-def _located(
-    error: PromptError, engine: Engine, task: Task, going: Sequence[int], rendered: Sequence[str | list[int]]
-) -> PromptError:
-    """The same error with the place of the prompt it is about, found by checking one after another."""
-    from forerun.engine.intake import Ask
-
-    for i, prompt in zip(going, rendered, strict=True):
-        try:
-            engine.intake.requests([prompt], task.sampling, Ask(prediction=task.prediction))
-        except PromptError as found:
-            where = task.records[i].where
-            message = str(found).removeprefix(f"{found.option}: ")
-            return PromptError(found.option, f"{where}: {message}") if where else found
-    return error
+        except PromptError:
+            # Again one by one, to say which it is.
+            check_prompts(engine, rendered, [task.records[i] for i in going], task.sampling, task.prediction)
+            raise
 
 
 # ----------------------------------------------------------------------------------------------------------- showing

@@ -12,10 +12,11 @@ import typer
 
 from forerun.cli.console import Output, as_json, notes, progress, screen
 from forerun.cli.load import with_drafters
-from forerun.cli.measuring import check_plots, check_rows, numbers, typed
+from forerun.cli.measuring import check_plots, check_rows, check_seed, numbers, typed
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, PromptFlags, flags
-from forerun.cli.prompts import named_prompts, prompt_ids
+from forerun.cli.prompts import check_prompts, named_prompts, prompt_ids
 from forerun.errors import OptionError
+from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
     from forerun.bench.benchmark import Benchmark, Result
@@ -49,6 +50,7 @@ class BenchFlags:
         for name, least in (("max_tokens", 2), ("rounds", 1)):
             if getattr(self, name) < least:
                 raise OptionError(name, f"must be at least {least}, got {getattr(self, name)}")
+        check_seed(self.seed)
         check_rows(self.rows)
         check_plots(self.plots)
 
@@ -94,6 +96,7 @@ def bench(
     records = named_prompts(prompts)
     with ready.load(max(plan.lengths)) as loaded:
         ids = prompt_ids(records, loaded.target.tokenizer, prompts.limit or PROMPTS)
+        check_prompts(loaded, ids, records, Sampling(max_tokens=run.max_tokens))
         benchmark = _benchmark(loaded, run, plan, ids)
         if benchmark.note:
             notes().print(benchmark.note)
@@ -124,10 +127,13 @@ def _ready(engine: EngineFlags, plan: Plan) -> EngineFlags:
     longest, batch = max(plan.lengths), max(plan.batches)
     if engine.max_num_seqs is not None and batch > engine.max_num_seqs:
         raise OptionError("--batch", f"{batch} is more than --max-num-seqs ({engine.max_num_seqs})")
+    from forerun.engine.admission import Limits
+
     ready = dataclasses.replace(
         with_drafters(engine, "measuring"),
         num_speculative_tokens=None,  # K of every row is asked for with the row
-        max_num_seqs=engine.max_num_seqs or batch,
+        # Not the batch itself: rows of a larger batch may be added to a file later.
+        max_num_seqs=engine.max_num_seqs or max(batch, Limits().max_num_seqs),
     )
     if all(config.name == "vanilla" for config in ready.drafters()):
         raise OptionError("--drafter", "vanilla is what every drafter is measured against; name another one")

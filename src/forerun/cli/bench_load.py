@@ -142,6 +142,7 @@ def load(
             notes().print(study.note)
         with progress("measuring", study.total) as advance:
             result = study.run(advance)
+        _keep(result, engines["scheduled"], ready)
     return _report(result, destination, run, json_)
 
 
@@ -256,6 +257,18 @@ def _mixture(items: Sequence[str], limit: int | None, tokenizer: Tokenizer) -> t
 
 
 # --------------------------------------------------------------------------------------------------------------- report
+
+
+def _keep(result: Any, scheduled: Engine, ready: EngineFlags) -> None:
+    """Beside the profile, for the page of `forerun serve`; nowhere with `--calibration-cache off`."""
+    from forerun.bench.load.plots import points_of
+    from forerun.budget.stored import profiles_folder, write_load_study
+
+    folder, profile = profiles_folder(ready.calibration_cache), scheduled.core.schedule.scheduler.profile
+    if folder is not None and profile is not None:
+        made_with = {**result.made_with, "options": result.options}
+        path = write_load_study(profile.key, list(points_of(result.rows)), made_with, folder)
+        notes().print(f"kept in {path}")
 
 
 def _report(result: Any, destination: Output, run: LoadFlags, json_: bool) -> int:

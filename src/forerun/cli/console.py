@@ -70,13 +70,19 @@ class _Lines:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Something of unknown length: a spinner with its name on a terminal, nothing elsewhere."""
+    """Something of unknown length: its name on a terminal, gone when done; nothing elsewhere.
+
+    It is written once and never drawn again: a bar of what is waited for may take its place.
+    """
     console = notes()
-    if console.is_terminal:
-        with console.status(f"{what} ..."):
-            yield
-    else:
+    line = f"{what} ..." if console.is_terminal else ""
+    console.file.write(f"{line}\r" if line else "")
+    console.file.flush()
+    try:
         yield
+    finally:
+        console.file.write(f"\r{' ' * len(line)}\r" if line else "")
+        console.file.flush()
 
 
 def as_json(document: Any, indent: str = "") -> str:

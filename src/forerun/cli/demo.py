@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli.console import Output, as_json, progress, screen, waiting
+from forerun.cli.measuring import check_seed
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, flags
-from forerun.cli.prompts import named_prompts, prompt_ids
+from forerun.cli.prompts import check_prompts, named_prompts, prompt_ids
 from forerun.errors import ForerunError, OptionError
 
 if TYPE_CHECKING:
     from forerun.bench.race import Course
     from forerun.cli.race_report import Report
     from forerun.engine import Engine
-    from forerun.target.base import Target
 
 EMBEDDED = EngineFlags().target
 TOKENS_DIFFER = 1
@@ -29,6 +29,7 @@ TOKENS_DIFFER = 1
 class DemoFlags:
     """What is run."""
 
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="One prompt, as for generate.")] = None
     prompts: Annotated[
         str | None, typer.Option(metavar="FILE", help="Prompts as for generate; default: the package's own.")
     ] = None
@@ -64,8 +65,9 @@ def _check(engine: EngineFlags, run: DemoFlags) -> None:
     if engine.verify_mode is not None:
         raise OptionError("--verify-mode", "the demo runs greedy and coupled decoding; `forerun verify` does the rest")
     for name, least in (("limit", 1), ("max_tokens", 1), ("time_limit", 0)):
-        if getattr(run, name) < least:
+        if not getattr(run, name) >= least:  # NaN is not
             raise OptionError(name, f"must be at least {least}, got {getattr(run, name)}")
+    check_seed(run.seed)
     engine.drafters()
 
 
@@ -77,7 +79,7 @@ def _race(engine: EngineFlags, run: DemoFlags) -> Report:
 
         course_of = _course(run)  # the options, before a model is loaded
         plain, rivals, absent = _engines(engine)
-        course = course_of(plain.target)
+        course = course_of(plain)
     report = Report(plain.target, course, absent)
     with progress("racing", len(course.prompts) * len(course.modes) * (1 + len(rivals))) as advance:
         report.standings = race(plain, rivals, course, advance)
@@ -91,10 +93,12 @@ def _course(run: DemoFlags) -> Any:
 
     greedy = Sampling(temperature=0, max_tokens=run.max_tokens, ignore_eos=True)
     modes = {"greedy": greedy, "sampled": dataclasses.replace(greedy, temperature=run.temperature, seed=run.seed)}
-    given = named_prompts(PromptFlags(prompts=run.prompts, limit=run.limit))
+    given = named_prompts(PromptFlags(prompt=run.prompt, prompts=run.prompts))
 
-    def course(target: Target) -> Course:
-        return Course(prompt_ids(given, target.tokenizer, run.limit), modes, run.time_limit)
+    def course(plain: Engine) -> Course:
+        ids = prompt_ids(given, plain.target.tokenizer, run.limit)[: run.limit]
+        check_prompts(plain, ids, given, greedy)
+        return Course(ids, modes, run.time_limit)
 
     return course
 

@@ -41,16 +41,19 @@ def with_drafters(flags: EngineFlags, doing: str) -> EngineFlags:
     return dataclasses.replace(flags, drafter=[drafter])
 
 
-def load_with(flags: EngineFlags, configs: Sequence[SpeculativeConfig], up_to: int | None = None) -> Engine:
+def load_with(
+    flags: EngineFlags, configs: Sequence[SpeculativeConfig], up_to: int | None = None, **more: Any
+) -> Engine:
     """An engine over a target of its own, with these drafters instead of those of the flags.
 
-    Where K is given by `up_to`, it is what is wanted: nothing adapts unless a policy was asked for.
+    Where K is given by `up_to`, it is what is wanted: nothing adapts unless a policy was asked for. `more` are options
+    of the engine that have no flag among these.
     """
     from forerun.engine import Engine, EngineOptions
     from forerun.engine.load import drafting_up_to
     from forerun.engine.tuning import scheduling_of
 
-    options, target = EngineOptions.of(flags.options()), load_target_of(flags)
+    options, target = EngineOptions.of({**flags.options(), **more}), load_target_of(flags)
     loaded = load_drafters_of(flags, target, configs)
     if up_to is not None:
         loaded = drafting_up_to(loaded, up_to)

@@ -22,6 +22,7 @@ COMMANDS = {
     "train": ("forerun.cli.train:train", "Train a drafter for your own model."),
     "verify": ("forerun.cli.verify:verify", "Is speculative decoding lossless here? A certificate."),
     "bench": ("forerun.cli.bench:bench", "Measure drafters against plain decoding; `bench load`: many requests."),
+    "compare": ("forerun.cli.compare:compare", "Which drafter is best here? All of them on the same prompts."),
     "simulate": ("forerun.cli.simulate:simulate", "Loads, drafters and policies on hardware that is not here."),
     "recommend": ("forerun.cli.recommend:recommend", "What to run here: the speed-up to expect, and the best K."),
     "profile": ("forerun.cli.profile:profile", "Measure what a step costs on this machine; scheduling goes by it."),
@@ -68,6 +69,10 @@ def _run(args: list[str]) -> int:
         return _complain(f"{option}: {str(error).removeprefix(f'{error.option}: ')}")
     except ForerunError as error:
         return _complain(str(error))
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # a disk that fills up, a file that goes away: wherever it happens
+        return _complain(_system_line(error))
     return code if isinstance(code, int) else 0
 
 
@@ -163,6 +168,12 @@ def _named(group: Any, args: Sequence[str]) -> Any:
     """The command, or group of commands, that the arguments begin with."""
     inner = group.commands.get(args[0]) if args and hasattr(group, "commands") else None
     return group if inner is None else _named(inner, args[1:])
+
+
+def _system_line(error: OSError) -> str:
+    """What the operating system refused, and which file it was about."""
+    files = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    return f"{files}: {error.strerror or error}" if files else str(error.strerror or error)
 
 
 def _usage_line(error: Any, args: Sequence[str], known: Sequence[str]) -> str:

@@ -115,7 +115,7 @@ class EngineFlags:
         str | None,
         _engine("Where measured costs are kept; off: not used. Default: under FORERUN_CACHE.", metavar="DIR|off"),
     ] = None
-    dtype: Annotated[str | None, _engine("auto (default), float32, bfloat16 or float16.")] = None
+    dtype: Annotated[str | None, _engine("auto (default), float32, bfloat16, float16 or float64.")] = None
     device: Annotated[str | None, _engine("auto (default), cpu, cuda or mps.")] = None
     threads: Annotated[int | None, _engine("CPU threads.")] = None
     revision: Annotated[str | None, _engine("Branch, tag or commit of a hub model.")] = None

@@ -13,6 +13,8 @@ from forerun.errors import OptionError, PromptError, nearest
 
 if TYPE_CHECKING:
     from forerun.cli.options import PromptFlags
+    from forerun.engine import Engine
+    from forerun.sampling import Sampling
     from forerun.target.base import Tokenizer
 
 Message = Mapping[str, Any]
@@ -102,6 +104,29 @@ def prompt_ids(records: Sequence[PromptRecord] | None, tokenizer: Tokenizer, own
     return [tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
 
 
+def check_prompts(
+    engine: Engine,
+    prompts: Sequence[str | Sequence[int]],
+    records: Sequence[PromptRecord] | None,
+    sampling: Sampling,
+    prediction: str | None = None,
+) -> None:
+    """Whether the engine can decode these prompts, before it decodes the first one.
+
+    Raises:
+        PromptError: it cannot, for instance one that is longer than the window; with the line it was read from.
+    """
+    from forerun.engine.intake import Ask
+
+    for number, prompt in enumerate(prompts):
+        try:
+            engine.intake.requests([prompt], sampling, Ask(prediction=prediction))
+        except PromptError as error:
+            where = f"{records[number].where}: " if records and records[number].where else ""
+            message = str(error).removeprefix(f"{error.option}: ")
+            raise PromptError(error.option, f"{where}{message}") from error
+
+
 def expand(option: str, value: str) -> str:
     """Text typed at a flag: `@FILE` stands for the file's text, `-` for standard input, `@@` for a literal `@`."""
     if value.startswith("@@"):
@@ -135,7 +160,8 @@ def _records(text: str) -> Iterator[PromptRecord]:
     """JSONL if the first character is a brace, else one raw prompt a line; blank lines are skipped."""
     text = text.removeprefix("\ufeff")  # some editors begin a file with a byte order mark
     as_json = text.lstrip()[:1] == "{"
-    for number, line in enumerate(text.splitlines() if not as_json else text.split("\n"), start=1):
+    # Not `splitlines`, which also ends lines at form feeds and the separators of Unicode, inside of a prompt.
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
         if line.strip():
             yield _parse(line, f"line {number}") if as_json else PromptRecord(f"line {number}", line)
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.cli.console import as_json, progress, screen, waiting, write_whole
+from forerun.cli.console import Output, as_json, progress, screen, waiting
 from forerun.cli.load import with_drafters
+from forerun.cli.measuring import check_seed
 from forerun.cli.options import EngineFlags, JsonFlag, PromptFlags, flags
-from forerun.cli.prompts import named_prompts, prompt_ids
+from forerun.cli.prompts import check_prompts, named_prompts, prompt_ids
 from forerun.errors import OptionError
+from forerun.sampling import GREEDY_BELOW, Sampling
 
 if TYPE_CHECKING:
     from forerun.bench.certificate import Certificate, CertificateOptions
@@ -35,6 +38,7 @@ class VerifyFlags:
     samples: Annotated[
         int | None, typer.Option(help="Samples per drafter of the chi-square part; default: from its stated power.")
     ] = None
+    temperature: Annotated[float | None, typer.Option(help="Of the coupled part.")] = None
     seed: Annotated[int | None, typer.Option(help="Of the coupled and sampled parts.")] = None
     output: Annotated[
         str | None,
@@ -44,7 +48,7 @@ class VerifyFlags:
     def options(self, max_draft: int) -> CertificateOptions:
         from forerun.bench.certificate import CertificateOptions
 
-        names = ("max_tokens", "samples", "seed")
+        names = ("max_tokens", "samples", "temperature", "seed")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return CertificateOptions(max_draft=max_draft, **given)
 
@@ -64,8 +68,11 @@ def verify(engine: EngineFlags, prompts: PromptFlags, amount: VerifyFlags, json_
         from forerun.bench.certificate import Certifier
 
         ids = prompt_ids(records, loaded.target.tokenizer, prompts.limit or PROMPTS)
+        options = amount.options(longest)
+        # A prompt that is too long says nothing of losslessness.
+        check_prompts(loaded, ids, records, Sampling(max_tokens=options.max_tokens))
         with waiting("warming up"):
-            certifier = Certifier(loaded, ids, amount.options(longest))
+            certifier = Certifier(loaded, ids, options)
         with progress("verifying", certifier.total) as advance:
             certificate = certifier.run(advance)
     _report(certificate, files, json_)
@@ -80,6 +87,9 @@ def _checked(engine: EngineFlags, amount: VerifyFlags) -> EngineFlags:
         value = getattr(amount, name)
         if value is not None and value < least:
             raise OptionError(name, f"must be at least {least}, got {value}")
+    check_seed(amount.seed)
+    if amount.temperature is not None and not GREEDY_BELOW <= amount.temperature < math.inf:
+        raise OptionError("temperature", f"must be finite and at least {GREEDY_BELOW:g}, got {amount.temperature}")
     if engine.num_speculative_tokens is not None and engine.num_speculative_tokens < 1:
         raise OptionError("--num-speculative-tokens", f"must be at least 1, got {engine.num_speculative_tokens}")
     ready = with_drafters(engine, "verifying")
@@ -88,24 +98,24 @@ def _checked(engine: EngineFlags, amount: VerifyFlags) -> EngineFlags:
     return ready
 
 
-def _files(output: str | None) -> tuple[Path, Path] | None:
+def _files(output: str | None) -> tuple[Output, Output] | None:
     """Page and report; OptionError if they could not be written."""
     if output is None:
         return None
     base = Path(output)
     base = base.with_suffix("") if base.suffix in (".md", ".json") else base
-    if not base.name or not base.parent.is_dir():
-        raise OptionError("--output", f"the folder {base.parent} does not exist")
-    return base.with_name(f"{base.name}.md"), base.with_name(f"{base.name}.json")
+    if not base.name:
+        raise OptionError("--output", f"{output} names no file")
+    return Output(str(base.with_name(f"{base.name}.md"))), Output(str(base.with_name(f"{base.name}.json")))
 
 
-def _report(certificate: Certificate, files: tuple[Path, Path] | None, json_: bool) -> None:
+def _report(certificate: Certificate, files: tuple[Output, Output] | None, json_: bool) -> None:
     from forerun.bench.certificate_page import markdown
 
     if files is not None:
         page, report = files
-        write_whole(page, markdown(certificate))
-        write_whole(report, as_json(certificate.as_dict()) + "\n")
+        page.write(markdown(certificate))
+        report.write(as_json(certificate.as_dict()))
     if json_:
         print(as_json(certificate.as_dict()))  # noqa: T201 - a result, on stdout
     else:

@@ -11,7 +11,7 @@ import torch
 from forerun.errors import ModelError
 from forerun.folders import cache_folder
 from forerun.target.checkpoint import GIB, Checkpoint, check_fits
-from forerun.target.pretrained import pretrained, quiet
+from forerun.target.pretrained import counted, pretrained, progress_bar, quiet
 
 MAGIC = b"GGUF"
 CHUNK = 1 << 22
@@ -30,21 +30,31 @@ def converted(path: Path, dtype: torch.dtype) -> Path:
     """
     from filelock import FileLock
 
-    with path.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            raise ModelError(f"--target: {path} is not a GGUF file (it does not begin with {MAGIC.decode()})")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(MAGIC))
+    except OSError as error:
+        raise ModelError(f"--target: cannot read {path}: {error.strerror or error}") from error
+    if magic != MAGIC:
+        raise ModelError(f"--target: {path} is not a GGUF file (it does not begin with {MAGIC.decode()})")
     root = cache_folder() / "gguf"
     name = f"{sha256_of(path)[:32]}-{str(dtype).removeprefix('torch.')}"
     final = root / name
-    root.mkdir(parents=True, exist_ok=True)
-    with FileLock(root / f"{name}.lock"):
-        if not final.is_dir():
-            part = root / f"{name}.part"
-            # Left by a process that died in the middle: we hold the lock, so nobody is writing it.
-            shutil.rmtree(part, ignore_errors=True)
-            _check_room(path, root, dtype)
-            _convert(path, part, dtype)
-            part.rename(final)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / f"{name}.lock"):
+            if not final.is_dir():
+                part = root / f"{name}.part"
+                # Left by a process that died in the middle: we hold the lock, so nobody is writing it.
+                shutil.rmtree(part, ignore_errors=True)
+                _check_room(path, root, dtype)
+                _convert(path, part, dtype)
+                part.rename(final)
+    except OSError as error:
+        raise ModelError(
+            f"--target: the converted copy of {path.name} cannot be kept in {root} ({error.strerror or error}); set "
+            "FORERUN_CACHE to a folder that can be written"
+        ) from error
     return final
 
 
@@ -56,16 +66,9 @@ def kept(path: Path) -> Path | None:
 
 
 def sha256_of(path: Path) -> str:
-    """Hash of a file, with a progress bar on stderr where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
+    """Hash of a file, with a progress bar."""
     digest = hashlib.sha256()
-    console = Console(stderr=True)
-    with (
-        path.open("rb") as file,
-        Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
-    ):
+    with path.open("rb") as file, progress_bar() as progress:
         task = progress.add_task(f"hashing {path.name}", total=path.stat().st_size)
         while chunk := file.read(CHUNK):
             digest.update(chunk)
@@ -103,11 +106,10 @@ def _elements(path: Path) -> int:
 
 
 def _convert(path: Path, folder: Path, dtype: torch.dtype) -> None:
-    """Writes model and tokenizer of a GGUF file as a safetensors folder."""
-    from rich.console import Console
+    """Writes model and tokenizer of a GGUF file as a safetensors folder, with a bar for each loop of the conversion."""
     from transformers import GgufConfig
 
-    with quiet(), Console(stderr=True).status(f"converting {path.name} (once; the copy is kept)"):
+    with progress_bar() as progress, quiet(), counted(progress, f"converting {path.name} (once; the copy is kept)"):
         options = {"gguf_file": path.name}
         dense = GgufConfig(dequantize=True)
         model, tokenizer = pretrained(str(path), path.parent, dtype, options, quantization_config=dense)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from forerun.errors import ModelError, OptionError
+from forerun.sampling import Sampling
 from forerun.target.attention import CURRENT, LayerStore, LoopPlan, PaddedPlan, Pass
 from forerun.target.base import BLOCK_SIZE, Batch, Forward, Shape, Target, Tokenizer
 from forerun.target.probe import Anatomy, examine
@@ -185,7 +187,16 @@ SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty
 
 
 def _sampling_defaults(model: PreTrainedModel) -> dict[str, float]:
-    """What the generation config says, as vLLM reads it: only the fields it sets; greedy where it does not sample."""
+    """What the generation config sets, as vLLM reads it: `do_sample` has no part in it, temperature 0 is greedy.
+
+    Raises:
+        ModelError: a value that cannot be sampled with.
+    """
     config = getattr(model, "generation_config", None)
     fields = {name: getattr(config, name, None) for name in SAMPLING_FIELDS}
-    return {name: value for name, value in fields.items() if value is not None}
+    found = {name: value for name, value in fields.items() if value is not None}
+    try:
+        Sampling(**found)
+    except OptionError as error:
+        raise ModelError(f"--target: the generation config of {model.config.name_or_path}: {error}") from error
+    return found

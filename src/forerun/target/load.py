@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.resources
+import logging
+import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -12,8 +15,8 @@ import torch
 from forerun.errors import ModelError, OptionError
 from forerun.target.checkpoint import Checkpoint, check_fits, inspect_folder
 from forerun.target.hf import HFTarget
-from forerun.target.packed import pack_linears
-from forerun.target.pretrained import first_line, pretrained
+from forerun.target.packed import pack_linears, packs
+from forerun.target.pretrained import counted, first_line, pretrained, progress_bar
 from forerun.target.tokenizer import HFTokenizer, shared_vocabulary
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ EMBEDDED = {"embedded": "target", "embedded-small": "small"} | {
     f"embedded-{kind}": kind for kind in ("eagle", "eagle3", "dflash", "dspark")
 }
 """Names of the models in the package, and their folders under forerun/embedded."""
+
+logger = logging.getLogger("forerun")
 
 HUB_ID = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
@@ -46,8 +51,8 @@ def load_target(
 
     Args:
         source: a Hugging Face id, a folder with safetensors, a `.gguf` file, `embedded`, `embedded-small`, or a loaded
-            model (its dtype and device are kept; `tokenizer` then goes with it).
-        tokenizer: only with a loaded model.
+            model (its dtype and device are kept, asking for others is an error; `tokenizer` then goes with it).
+        tokenizer: with a loaded model, and only there.
         dtype: `auto` is the checkpoint's own; float32 for a float16 one on a CPU; bfloat16 for GGUF.
         device: `auto` is cuda where there is one, else the CPU.
         threads: CPU threads of torch, for the whole process.
@@ -64,19 +69,40 @@ def load_target(
             raise OptionError("--threads", f"must be at least 1, got {threads}")
         torch.set_num_threads(threads)
     if not isinstance(source, (str, Path)):
-        if tokenizer is None:
-            raise OptionError("tokenizer", "a loaded model needs its tokenizer")
-        return HFTarget(source, HFTokenizer(tokenizer), max_model_len=max_model_len)
+        given = {"dtype": dtype != "auto", "device": device != "auto", "revision": revision is not None}
+        return _taken_over(source, tokenizer, [name for name, asked in given.items() if asked], max_model_len)
+    if tokenizer is not None:
+        raise OptionError("tokenizer", f"belongs to a loaded model; {source} brings its own")
     place = choose_device(device)
     checkpoint, chosen = resolve(str(source), dtype, place, revision, trust_remote_code)
-    check_fits(checkpoint, chosen, place)
+    head_copy = checkpoint.shared_head * chosen.itemsize if packs(chosen, place) else 0
+    check_fits(checkpoint, chosen, place, head_copy=head_copy)
     options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    model, inner = pretrained(str(source), checkpoint.folder, chosen, options, use_safetensors=True)
+    with progress_bar() as progress, counted(progress, f"loading {Path(source).name}"):
+        model, inner = pretrained(str(source), checkpoint.folder, chosen, options, use_safetensors=True)
     name = Path(source).stem if str(source).endswith(".gguf") else str(source)
     cast(Any, model).to(place)
     target = HFTarget(model, HFTokenizer(inner), name=name, max_model_len=max_model_len)
     target.linear_reason = pack_linears(target.model)
+    announce(target)
     return target
+
+
+def announce(target: HFTarget) -> None:
+    """Says which way was chosen on an accelerator and why; where it was never run on one, the reason says so."""
+    if target.device.type != "cpu":
+        logger.warning("%s on %s: attention %s", target.name, target.device, target.attention_reason)
+
+
+def _taken_over(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, asked: Sequence[str], max_model_len: int | None
+) -> HFTarget:
+    """A target over a model that is loaded already. OptionError: no tokenizer, or an option that is for loading."""
+    if tokenizer is None:
+        raise OptionError("tokenizer", "a loaded model needs its tokenizer")
+    if asked:
+        raise OptionError(asked[0], "has no effect on a loaded model; change the model itself, or leave it out")
+    return HFTarget(model, HFTokenizer(tokenizer), max_model_len=max_model_len)
 
 
 def choose_device(device: Device) -> torch.device:
@@ -109,20 +135,18 @@ def resolve(
     source: str, dtype: Dtype, device: torch.device, revision: str | None, trust_remote_code: bool
 ) -> tuple[Checkpoint, torch.dtype]:
     """The folder a source stands for, and the dtype to load it in."""
-    if source.endswith(".gguf") or Path(source).is_file():
+    if source.endswith(".gguf") or os.path.isfile(source):  # unlike Path's, never raises
         from forerun.target.gguf import converted
 
         chosen = choose_dtype(dtype, torch.bfloat16, device)
         return inspect_folder(converted(gguf_file(Path(source)), chosen)), chosen
     checkpoint = inspect_folder(find_folder(source, revision, trust_remote_code))
-    text = checkpoint.config.get("text_config") or checkpoint.config
-    own = text.get("dtype") or text.get("torch_dtype") or checkpoint.config.get("dtype") or "float32"
-    return checkpoint, choose_dtype(dtype, getattr(torch, str(own).removeprefix("torch.")), device)
+    return checkpoint, choose_dtype(dtype, checkpoint.dtype, device)
 
 
 def gguf_file(path: Path) -> Path:
     """The path, if a .gguf file is there. ModelError says what is there instead."""
-    if not path.exists():
+    if not os.path.exists(path):
         raise ModelError(f"--target: {path} does not exist (looked for {path.absolute()})")
     if path.suffix != ".gguf" or not path.is_file():
         raise ModelError(f"--target: {path} is neither a model folder nor a .gguf file")
@@ -136,7 +160,7 @@ def find_folder(source: str, revision: str | None = None, trust_remote_code: boo
         if not folder.is_dir():
             raise ModelError(f"--target: this installation of forerun has no model {source!r}; name another one")
         return folder
-    if Path(source).is_dir():
+    if os.path.isdir(source):
         return Path(source)
     if not HUB_ID.fullmatch(source):
         raise ModelError(f"--target: {source} does not exist (looked for {Path(source).absolute()})")

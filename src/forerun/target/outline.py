@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def outline(
 def _files(source: str, revision: str | None, trust_remote_code: bool) -> tuple[Path, dict[str, Any]]:
     """The folder to read, and the options of `from_pretrained`."""
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    if not source.endswith(".gguf") and not Path(source).is_file():
+    if not source.endswith(".gguf") and not os.path.isfile(source):
         return find_folder(source, revision, trust_remote_code), options
     path = gguf_file(Path(source))
     folder = kept(path)

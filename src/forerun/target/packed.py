@@ -49,6 +49,11 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, packed"
 
 
+def packs(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether layers of this kind may be packed here; `pack_linears` still looks at the numbers they give."""
+    return dtype == torch.bfloat16 and device.type == "cpu" and _can_pack()
+
+
 def pack_linears(model: nn.Module) -> str:
     """Packs every bfloat16 linear layer on the CPU, in place; says what was done and why.
 

@@ -14,6 +14,7 @@ import torch
 from forerun.errors import ForerunError, ModelError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -89,3 +90,32 @@ def quiet() -> Iterator[None]:
     finally:
         logging.set_verbosity(verbosity)
         tqdm.__init__ = init
+
+
+def progress_bar() -> Progress:
+    """Bars with the time left on stderr, where that is a terminal; gone when done."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
+
+
+@contextmanager
+def counted(progress: Progress, what: str) -> Iterator[None]:
+    """Loops for which transformers has a bar of its own, which `quiet` takes away, are counted on ours."""
+    from tqdm.std import tqdm
+
+    own = tqdm.__iter__
+
+    def count(bar: Any) -> Iterator[Any]:
+        task = progress.add_task(what, total=bar.total)
+        for item in bar.iterable:
+            yield item
+            progress.advance(task)
+
+    tqdm.__iter__ = count
+    try:
+        yield
+    finally:
+        tqdm.__iter__ = own

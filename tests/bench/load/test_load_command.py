@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from forerun.budget.costs import DraftCost, VerifyCost
 from forerun.budget.curve import CostCurve
-from forerun.budget.profile import Profile
+from forerun.budget.profile import Profile, ProfileKey
+from forerun.budget.stored import read_load_study
 from forerun.cli.main import main
 
 PROMPTS = '{"prompt": "def f(x):\\n"}\n{"prompt": "a b a b"}\n'
@@ -33,8 +35,15 @@ def arguments(tiny_qwen3_dir, config: str, *more: str) -> list[str]:
     return [*args, "--pairs", "2", "--requests", "3", "--max-tokens", "6-8", "--ignore-eos", *more]
 
 
+def key_of(config: str) -> ProfileKey:
+    """The key of the costs that a config names."""
+    costs = json.loads(Path(json.loads(config)["confidence_cost_table_path"]).read_text())
+    return ProfileKey(**costs["key"])
+
+
 def test_the_command_measures_and_goes_on(capsys, tmp_path, tiny_qwen3_dir, config):
-    """One row per load with every way; the second call finds every row done; a bar that nothing misses in two pairs."""
+    """One row per load with every way; the second call finds every row done; a bar that nothing misses in two pairs.
+    The speeds are kept where the page of the server finds them."""
     rows, plots = tmp_path / "rows.jsonl", tmp_path / "plots"
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(PROMPTS)
@@ -53,6 +62,12 @@ def test_the_command_measures_and_goes_on(capsys, tmp_path, tiny_qwen3_dir, conf
         assert all(way["outputs_identical"] == way["outputs"] == 6 for way in row["ways"].values())
     assert len(report["verdicts"]) == 2 * 3
     assert len(list(plots.glob("*.png"))) >= 3
+    points = read_load_study(key_of(config))["points"]
+    assert [(one["drafter"], one["policy"], one["load"]) for one in points][:2] == [
+        ("ngram", "plain", "1"),
+        ("ngram", "fixed:1", "1"),
+    ]
+    assert all(one["total"] > 0 for one in points)
     assert main(args) == 0
     second = capsys.readouterr()
     assert second.out == first.out

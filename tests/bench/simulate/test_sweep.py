@@ -186,10 +186,10 @@ def cell(
 @pytest.mark.parametrize(
     ("curve", "kind", "acceptance", "requests"),
     [
-        ("bfloat16", "small", 0.7, 1),
+        pytest.param("bfloat16", "small", 0.7, 1, marks=pytest.mark.slow),
         ("bfloat16", "dspark", 0.8, 8),
         ("bfloat16", "dspark", 0.0, 4),
-        ("float32", "dspark", 0.6, 1),
+        pytest.param("float32", "dspark", 0.6, 1, marks=pytest.mark.slow),
         ("int4", "small", 0.5, 4),
         ("bfloat16", "ngram", 0.8, 4),
     ],

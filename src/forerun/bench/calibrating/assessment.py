@@ -82,13 +82,14 @@ class Quality:
             reliability(predicted, labels),
         )
 
+    @property
+    def bars(self) -> tuple[Bin, ...]:
+        """The bins that are not empty."""
+        return tuple(one for one in self.bins if one.rounds)
+
     def as_dict(self) -> dict[str, Any]:
         """As JSON types; an empty bin has no means."""
-        bins = [
-            {"low": b.low, "high": b.high, "rounds": b.rounds, "predicted": b.predicted, "observed": b.observed}
-            for b in self.bins
-            if b.rounds
-        ]
+        bins = [one._asdict() for one in self.bars]
         numbers = {"ece": self.ece, "ece_interval_95": list(self.ece_interval), "floor": self.floor}
         return {**numbers, "excess": self.ece - self.floor, "brier": self.brier, "auroc": self.auroc, "bins": bins}
 
@@ -162,8 +163,9 @@ def assess(
         Position(k + 1, float(label.mean()), *(Quality.of(p[:, k], label, test.prompts) for p in (before, after)))
         for k, label in enumerate(test.labels.T)
     ]
-    errors = (tuple(getattr(p, when).ece for p in positions) for when in ("before", "after"))
-    table = Table(key, temperatures, dataset, len(train.logits), *errors)
+    qualities = ([p.before for p in positions], [p.after for p in positions])
+    errors, bars = ([tuple(getattr(q, what) for q in each) for each in qualities] for what in ("ece", "bars"))
+    table = Table(key, temperatures, dataset, len(train.logits), errors[0], errors[1], bars[0], bars[1])
     left_out = sum(one.left_out for one in recorded)
     return Assessment(recorded[0].drafter, table, len(fitting), len(test.logits), len(judging), left_out, positions)
 

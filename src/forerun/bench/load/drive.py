@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from forerun.bench.cold import own_salt
 from forerun.bench.load.arrivals import Load, arrival_times
 from forerun.bench.timeline import Timeline
 from forerun.engine import Completion, DecodingStats, Engine
@@ -122,6 +123,7 @@ class _Run:
         seed: int,
     ):
         self._engine, self._load, self._speculative, self._clock = engine, load, speculative, clock
+        self._salt = own_salt()  # of the whole run: its requests share what they have in common, as anywhere
         self._start = clock()
         due = arrival_times(load, len(tasks), seed) if load.is_open else [0.0] * len(tasks)
         self._waiting = deque((self._start + at, task) for at, task in zip(due, tasks, strict=True))
@@ -147,7 +149,11 @@ class _Run:
                 line.arrived(self._clock(), len(chunk.token_ids))
 
             [request] = self._engine.submit(
-                [list(task.prompt)], task.sampling, speculative=self._speculative, listener=note
+                [list(task.prompt)],
+                task.sampling,
+                speculative=self._speculative,
+                cache_salt=self._salt,
+                listener=note,
             )
             self._timelines.append(line)
             self._requests.append(request)

@@ -119,7 +119,7 @@ def _pictures(rows: Sequence[Row]) -> Iterator[Picture]:
     for drafter in dict.fromkeys(row["drafter"] for row in rows):
         mine = [row for row in rows if row["drafter"] == drafter]
         for kind in dict.fromkeys(row["load"] for row in mine):
-            points = list(_points([row for row in mine if row["load"] == kind]))
+            points = list(points_of([row for row in mine if row["load"] == kind]))
             yield frontier(
                 f"frontier-{drafter}-{kind}", f"{drafter}: total against per-user speed ({kind} loop)", points
             )
@@ -131,10 +131,12 @@ def _pictures(rows: Sequence[Row]) -> Iterator[Picture]:
                 yield token_grid(name, f"{drafter}: draft tokens of one step (load {load})", grids)
 
 
-def _points(rows: Sequence[Row]) -> Iterator[Mapping[str, Any]]:
+def points_of(rows: Sequence[Row]) -> Iterator[Mapping[str, Any]]:
+    """Speeds of every way and load: what a frontier is drawn from."""
     for row in rows:
         for way, found in row["ways"].items():
             yield {
+                "drafter": row["drafter"],
                 "policy": way,
                 "load": str(Load.of(row)),
                 "per_user": found["tokens_per_second_per_user"],
@@ -142,4 +144,4 @@ def _points(rows: Sequence[Row]) -> Iterator[Mapping[str, Any]]:
             }
 
 
-__all__ = ["cells_of", "draw", "frontier", "style", "token_grid"]
+__all__ = ["cells_of", "draw", "frontier", "points_of", "style", "token_grid"]

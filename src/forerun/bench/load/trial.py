@@ -94,8 +94,10 @@ def measure(
     traffic: Traffic,
     clock: Clock,
     advance: Callable[[], object] = lambda: None,
+    keep: Callable[[str, LoadRun], object] = lambda label, run: None,  # noqa: ARG005 - nobody looks at them
 ) -> Row:
-    """The row of a cell; `advance` is called after each run, the warm-up's included: `runs_of` times."""
+    """The row of a cell; `advance` is called after each run, the warm-up's included: `runs_of` times. `keep` is given
+    every run that counts, with its way, in the order of turns."""
     runs: dict[str, list[LoadRun]] = {way.label: [] for way in ways}
     order = random.Random(repr((traffic.seed, drafter, str(load))))
     for turn in range(WARM_UP, traffic.pairs):
@@ -104,11 +106,12 @@ def measure(
             run = drive(way.engine, tasks, load, way.speculative, clock, seed=traffic.seed + turn)
             if turn != WARM_UP:
                 runs[way.label].append(run)
+                keep(way.label, run)
             advance()
     return row_of(ways, drafter, load, traffic, runs)
 
 
-def runs_of(ways: Sequence[Way], traffic: Traffic) -> int:
+def runs_of(ways: Sequence[Way | str], traffic: Traffic) -> int:
     return len(ways) * (traffic.pairs + 1)
 
 
