@@ -16,7 +16,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,15 +58,19 @@ def examples(block: str) -> Iterator[Example]:
 
 
 def run_command(command: str) -> tuple[int, str]:
-    """Exit code and standard output. A plain `forerun` command runs here: a process would import torch every time."""
-    words = shlex.split(command)
-    if words[0] == "forerun" and not SHELL & set(command):
+    """Exit code and standard output. A plain `forerun` command (its output may go to a file) runs here: a process would
+    import torch every time."""
+    plain, _, place = command.partition(" > ")
+    if plain.startswith("forerun ") and not SHELL & set(plain + place):
         from forerun.cli.main import main
 
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            code = main(words[1:])
-        return code, out.getvalue()
+            code = main(shlex.split(plain)[1:])
+        if not place:
+            return code, out.getvalue()
+        Path(place).write_text(out.getvalue(), encoding="utf-8")
+        return code, ""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"],
@@ -89,6 +93,27 @@ def check(example: Example) -> None:
     assert fine, checker.output_difference(doctest.Example(example.command, wanted), f"{out.strip()}\n", FLAGS)
 
 
+def first_of(many: Callable[[], list[Any]]) -> Callable[[], list[Any]]:
+    return lambda: many()[:1]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Certificates try less on tiny targets and draw fewer samples, `doctor` measures smaller buffers: how thorough
+    they are by default has tests of its own."""
+    from forerun.bench import agreement, controls, exact, machine, sampled
+
+    for module, name in ((exact, "cases"), (controls, "honest"), (controls, "cheating")):
+        monkeypatch.setattr(module, name, first_of(getattr(module, name)))
+    monkeypatch.setattr(agreement, "PAIRS", agreement.PAIRS[1:2])
+    monkeypatch.setattr(agreement, "coupled_noise", lambda real=agreement.coupled_noise: real(2_000))
+    monkeypatch.setattr(agreement, "uniform_noise", lambda real=agreement.uniform_noise: real(1_000))
+    monkeypatch.setattr(sampled.Power, "samples", lambda self, tests: 300)
+    monkeypatch.setattr(machine, "BUFFER_BYTES", 1 << 20)
+    monkeypatch.setattr(machine, "MATRIX", {"cpu": 64})
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_the_examples_run(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every runnable block of the file, from top to bottom."""
@@ -108,6 +133,49 @@ def test_the_command_line_is_documented_by_running_it() -> None:
     """docs/cli.md shows runnable examples: the pattern above has not come to match nothing."""
     found = blocks((ROOT / "docs" / "cli.md").read_text(encoding="utf-8"))
     assert sum(len(list(examples(block))) for language, block in found if language == "console") >= 5
+
+
+def skeleton(text: str) -> dict[str, list[str]]:
+    """What must be the same in every language: headings by level, code without its comments, links, table rows."""
+    code = re.findall(r"^```(\w+)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return {
+        "headings": re.findall(r"^(#+) ", prose, re.MULTILINE),
+        "code": [re.sub(r"\s+#.*", "", line) for _, block in code for line in block.splitlines()],
+        "links": sorted(set(re.findall(r"\]\(([^)]+)\)", prose)) - {file.name for file in FILES}),
+        "rows": re.findall(r"^\| (`.*?`) \|", prose, re.MULTILINE),
+        "names": sorted(set(re.findall(r"`(forerun [^`]+|[\w.]+)`", prose))),
+    }
+
+
+def test_the_readmes_say_the_same() -> None:
+    """README.zh-CN.md has the sections, code, links, drafters and commands of README.md."""
+    ours, chinese = (skeleton((ROOT / name).read_text("utf-8")) for name in ("README.md", "README.zh-CN.md"))
+    for part, content in ours.items():
+        assert content, part
+        rows = [row.replace("、", ", ") for row in chinese[part]]
+        assert rows == content, part
+
+
+PAGES = [*FILES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "benchmarks").glob("*.md"))]
+
+
+def anchors(text: str) -> set[str]:
+    """The headings of a page as GitHub links to them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every link to a file of the repository: the file is there, and so is the heading."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        place = (page.parent / name).resolve() if name else page
+        assert place.exists(), link
+        assert not anchor or anchor in anchors(place.read_text(encoding="utf-8")), link
 
 
 def test_an_example_that_is_wrong_fails() -> None:

@@ -219,6 +219,7 @@ def test_pb_7_the_narrowed_law_is_what_a_filtered_draft_reports() -> None:
     """https://github.com/huggingface/transformers/issues/47932: p uniform on 5, q = (.4, .3, .15, .1, .05), top_k = 2.
 
     Reporting the raw q yields (.286, .286, .071, .143, .214), total variation .186; the narrowed one exactly uniform.
+    https://github.com/huggingface/transformers/pull/47961
     """
     raw, narrowed = [0.4, 0.3, 0.15, 0.1, 0.05], [4 / 7, 3 / 7, 0.0, 0.0, 0.0]
     biased = first_token_law([0.2] * 5, narrowed, raw)
@@ -241,6 +242,7 @@ def test_pb_9_at_temperature_zero_only_the_argmax_survives() -> None:
     """https://github.com/jaymody/speculative-sampling/issues/3: p = (.3, .5, .2), draft 0 with q(0) = .2, T = 0.
 
     Untempered the ratio is above 1 and token 0 would be kept; both laws are one-hot before the ratio.
+    https://github.com/jaymody/speculative-sampling/issues/9
     """
     logits = rows([0.3, 0.5, 0.2], [0.3, 0.5, 0.2]).log()
     target = distribution(logits, [Row(Sampling(temperature=0), (0,), 1)] * 2)
@@ -386,6 +388,7 @@ def test_nu_4_half_precision_logits_keep_the_law() -> None:
     Chi-square, false alarm 1e-3 (seed fixed). The control, draws from running sums in bfloat16 under the float32
     report, fails the same test. That a bfloat16 softmax alone is a bias, which 20,000 rounds are too few to see, is
     shown exactly in tests/laws/test_controls.py.
+    https://github.com/deepseek-ai/DeepSpec/pull/30, https://github.com/deepseek-ai/DeepSpec/pull/48
     """
     assert p_value(emitted_counts(31, from_its_law), 31) > 1e-3
     assert p_value(emitted_counts(31, from_running_sums_in_bfloat16), 31) < 1e-9

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import runpy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,6 +57,14 @@ def qwen() -> Iterator[ModuleType]:
     """recipes/qwen/drafters.py."""
     with folder("qwen") as place:
         yield script(place / "drafters.py")
+
+
+@pytest.fixture
+def target_recipe() -> Iterator[SimpleNamespace]:
+    """What makes the embedded target and the small model: config, corpus, data, train."""
+    with folder("embedded"):
+        names = ("config", "corpus", "data", "train")
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
 
 @pytest.fixture
