@@ -123,7 +123,7 @@ class Soak:
         if kind < 0.1:
             fields |= self.rng.choice([{"temperatur": 1}, {"max_tokens": -1}, {"prompt": []}, {"n": "x"}])
         elif kind < 0.15:
-            fields |= self.rng.choice([{"prompt": "z" * 1000}, {"max_tokens": 390}, {"prompt": "z" * 380}])
+            fields |= self.rng.choice([{"prompt": "z" * 1000}, {"max_tokens": 5000}, {"prompt": "z" * 380}])
         call = self.site.call("POST", "/v1/completions", fields)
         if 0.35 <= kind < 0.4:
             call.reads = lambda: asyncio.sleep(0.01)
