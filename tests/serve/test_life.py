@@ -15,6 +15,7 @@ import pytest
 from forerun.drafters.fake import Broken
 from forerun.engine import aio
 from forerun.serve.gate import Gate
+from forerun.serve.server import LOADER
 from serve.kit import Reply, Site, ascii_model, engine, noisy_engine
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -405,6 +406,16 @@ def test_while_the_model_loads_everything_is_503():
     site.run(until_ready(site.server))
     assert site.get("/health").status == 200
     site.__exit__()
+
+
+def test_the_thread_that_loaded_the_model_ends():
+    """Its OpenMP workers would be too many beside those of the engine's thread, whose passes then take far longer."""
+    with Site(noisy_engine) as site:
+        assert site.complete(prompt="a", max_tokens=2)
+        deadline = time.monotonic() + 10
+        while any(thread.name.startswith(LOADER) for thread in threading.enumerate()):
+            assert time.monotonic() < deadline, "it is still there"
+            time.sleep(0.01)
 
 
 def test_the_gate_counts_samples():

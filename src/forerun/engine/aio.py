@@ -7,6 +7,7 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from forerun.engine.engine import Engine
@@ -47,8 +48,10 @@ class AsyncEngine:
 
     @classmethod
     def load(cls, *args: Any, **options: Any) -> AsyncEngine:
-        """`Engine.load`, wrapped."""
-        return cls(Engine.load(*args, **options))
+        """`Engine.load`, wrapped. It loads in a thread that ends: the engine's own computes faster if no other one that
+        lives has computed (OpenMP would have more workers than there are cores)."""
+        with ThreadPoolExecutor(1, "forerun-load") as loader:
+            return cls(loader.submit(Engine.load, *args, **options).result())
 
     def _run(self) -> None:
         """Steps while there is work; between steps, and only there, it takes commands."""
