@@ -344,6 +344,8 @@ Over the held-out text as given, nothing sampled:
 def test_a_card_tells_acceptance_by_position(tmp_path):
     """Of each temperature that it has a table for, up to the first position that nothing had reached."""
     assert acceptances(tmp_path) == {}
+    (tmp_path / "README.md").write_text("# Somebody's model\n")
+    assert acceptances(tmp_path) == {}
     (tmp_path / "README.md").write_text(CARD)
     assert acceptances(tmp_path) == {0.0: [0.8, 0.75]}
 

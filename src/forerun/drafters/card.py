@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import zip_longest
 from pathlib import Path
 
 CARD = "README.md"
@@ -15,9 +16,8 @@ DECODED = re.compile(r"^Decoding at temperature ([\d.e+-]+), \d+ prompts: mean a
 
 def accepted_lengths(folder: Path) -> dict[float, float] | None:
     """What the card of a drafter says of real decoding: temperature -> mean accepted length. None: there is no card."""
-    try:
-        text = (folder / CARD).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+    text = _text(folder)
+    if text is None:
         return None
     return {float(temperature): float(length) for temperature, length in DECODED.findall(text)}
 
@@ -25,17 +25,22 @@ def accepted_lengths(folder: Path) -> dict[float, float] | None:
 def acceptances(folder: Path) -> dict[float, list[float]]:
     """Acceptance by position of real decoding, by temperature, as the card of a drafter tells it: up to the first
     position that nothing had reached. Empty: there is no card, or none of that is on it."""
-    try:
-        text = (folder / CARD).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return {}
+    text = _text(folder) or ""
     found: dict[float, list[float]] = {}
     heads = list(DECODED.finditer(text))
-    for head, behind in zip(heads, [*heads[1:], None], strict=True):
+    for head, behind in zip_longest(heads, heads[1:]):
         row = ACCEPTANCE.search(text, head.end(), len(text) if behind is None else behind.start())
         if row is not None:
             found[float(head[1])] = _rates(row[1])
     return {temperature: rates for temperature, rates in found.items() if rates}
+
+
+def _text(folder: Path) -> str | None:
+    """None: there is no card, or none that can be read."""
+    try:
+        return (folder / CARD).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def _rates(cells: str) -> list[float]:
