@@ -16,6 +16,7 @@ import torch
 
 from bench.clocks import PASS, ROW, VOCAB, target
 from bench.load.clocks import MOST, PassClock, three_engines
+from bench.rounding import Rounding, near_ties
 from bench.simulate.worlds import profile
 from drafters.kinds import drafting
 from drafters.learning import tiny_target
@@ -45,7 +46,6 @@ from forerun.engine.load import load_drafters
 from forerun.engine.propose import LoadedDrafter
 from forerun.errors import OptionError
 from forerun.sampling import Sampling
-from forerun.target.base import Forward
 from forerun.target.load import load_target
 from forerun.target.table import TableTarget, history_model
 
@@ -210,24 +210,7 @@ def test_a_drafter_over_another_model_is_not_lossless():
     assert top.startswith("NOT LOSSLESS")
 
 
-def _near_ties(prefix):
-    """Its two best logits lie .0625 apart after every fourth token."""
-    row = list(history_model(VOCAB, seed=4)._logits(prefix))
-    if len(prefix) % 4 == 0:
-        row[row.index(-1.0)] = -0.0625
-    return row
-
-
-class Rounding(TableTarget):
-    """In bfloat16, passes over several rows of a request moving every logit but the best by .125."""
-
-    dtype = torch.bfloat16
-
-    def forward(self, batch, taps=()):
-        logits, features = super().forward(batch, taps)
-        several = [len(s.tokens) > 1 and s.start > 0 for s in batch.segments for _ in range(s.logit_rows)]
-        moved = logits + 0.125 * (logits < 0)
-        return Forward(moved.where(torch.tensor(several, dtype=torch.bool)[:, None], logits), features)
+_near_ties = near_ties(VOCAB)
 
 
 def _rounding_study(kind, drafts=_near_ties):

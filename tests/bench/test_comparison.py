@@ -8,37 +8,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bench.rounding import NOISE, Rounding, near_ties
 from forerun import Sampling
 from forerun.bench.comparison import Comparison, Findings, Task, first_difference
 from forerun.bench.margins import Difference
 from forerun.drafters.small import Small
 from forerun.engine import Engine, EngineOptions, judge
 from forerun.engine.load import load_drafters
-from forerun.target.base import Forward
 from forerun.target.table import TableTarget, history_model
 
-VOCAB, NOISE = 6, 0.125
+VOCAB = 6
 PROMPT = [1, 2, 3]
 
 
-def _near_ties(prefix):
-    """A history model whose two best logits lie .0625 apart after every fourth token."""
-    row = list(history_model(VOCAB, seed=4)._logits(prefix))
-    if len(prefix) % 4 == 0:
-        row[row.index(-1.0)] = -0.0625
-    return row
-
-
-class Rounding(TableTarget):
-    """In bfloat16, with passes over several rows of a request moving every logit but the best by .125."""
-
-    dtype = torch.bfloat16
-
-    def forward(self, batch, taps=()):
-        logits, features = super().forward(batch, taps)
-        several = [len(s.tokens) > 1 and s.start > 0 for s in batch.segments for _ in range(s.logit_rows)]
-        moved = logits + NOISE * (logits < 0)
-        return Forward(moved.where(torch.tensor(several, dtype=torch.bool)[:, None], logits), features)
+_near_ties = near_ties(VOCAB)
 
 
 def _engine(target, k=4):

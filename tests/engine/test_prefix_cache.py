@@ -585,7 +585,8 @@ def test_the_block_given_back_first_goes_first_and_later_blocks_before_earlier_o
     since the others are of no use without those before them. Kept ones that somebody holds are never taken.
     """
     evicted: list[int] = []
-    pool = BlockPool(6, evicted.append)
+    pool = BlockPool(6)
+    pool.on_evict = evicted.append
     one, two, held = [], [], []
     pool.grow(one, 32)
     pool.grow(two, 32)
@@ -628,7 +629,7 @@ def test_a_storage_that_was_written_behind_the_engine_is_forgotten():
     assert list(engine.core.prefix_cache.blocks)
     engine.core.prefix_cache.clear()
     engine.target.allocate(engine.core.pool.num_blocks)
-    assert engine.core.loaded[0].drafter.context._cache._kept == {}
+    assert engine.core.loaded[0].drafter.context._cache._kept.blocks == {}
     want, _ = _cold("dspark", TEXT, GREEDY)
     [done] = engine.generate([TEXT], GREEDY)
     assert (done.stats.cached_tokens, done.token_ids) == (0, want.token_ids)
@@ -717,7 +718,7 @@ def test_rows_taken_back_from_a_conversation_are_found_in_the_cache():
 
 def _contents(engine, known: dict[bytes, tuple[bytes, list[int]]]) -> None:
     """Asserts that every kept block of a table target holds exactly the tokens its key was made of."""
-    for key, block in engine.core.prefix_cache._blocks.items():
+    for key, block in engine.core.prefix_cache._kept.blocks.items():
         _, tokens = known[key]
         assert engine.target._rows[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] == tokens[:BLOCK_SIZE]
 
@@ -853,8 +854,8 @@ def test_kept_states_of_drafters_go_with_the_blocks():
     for shift in range(12):
         engine.generate([[(token + shift) % 7 for token in TEXT], [shift % 7] * 20], GREEDY)
         idle(engine)
-        assert drafter.context._cache._kept.keys() <= engine.core.prefix_cache._blocks.keys()
-        assert 0 < len(engine.core.prefix_cache._blocks) <= 9
+        assert drafter.context._cache._kept.blocks.keys() <= engine.core.prefix_cache._kept.blocks.keys()
+        assert 0 < len(engine.core.prefix_cache._kept.blocks) <= 9
 
 
 @pytest.mark.parametrize("drafter", [Ngram(1), Small(position_model(7, seed=8), 7)], ids=["ngram", "small"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Self
@@ -20,6 +21,21 @@ from forerun.serve.server import Server, until_ready
 from forerun.target.table import ByteTokenizer, TableTarget, _hashed
 
 VOCAB = 257
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Of a place.",
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"enum": [1, 2]}},
+            "required": ["x"],
+            "additionalProperties": False,
+        },
+    },
+}
+TIME = {"type": "function", "function": {"name": "time"}}
+"""Tools."""
 PRINTABLE = range(32, 127)
 
 
@@ -295,3 +311,15 @@ def _joined_logprobs(entries: list[dict[str, Any]]) -> Any:
         name: None if entries[0][name] is None else [item for entry in entries for item in entry[name]]
         for name in entries[0]
     }
+
+
+@contextmanager
+def running(makes: Mapping[str, Callable[[], Engine]]) -> Iterator[dict[str, Site]]:
+    """Several servers at once, by name; at the end each must be idle."""
+    sites = {name: Site(make) for name, make in makes.items()}
+    for site in sites.values():
+        site.__enter__()
+    yield sites
+    for site in sites.values():
+        site.settle()
+        site.__exit__()

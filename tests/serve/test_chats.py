@@ -6,7 +6,7 @@ import pytest
 
 from forerun.drafters.ngram import Ngram
 from forerun.target.table import ByteTokenizer
-from serve.kit import Site, ascii_model, engine, guesses, joined, script_model
+from serve.kit import TIME, WEATHER, Site, ascii_model, engine, guesses, joined, script_model
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -17,20 +17,6 @@ TEMPLATE = (
     "{% endfor %}{% if reasoning_effort %}{{ reasoning_effort }}{% endif %}{% if enable_thinking %}T{% endif %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "Of a place.",
-        "parameters": {
-            "type": "object",
-            "properties": {"x": {"enum": [1, 2]}},
-            "required": ["x"],
-            "additionalProperties": False,
-        },
-    },
-}
-TIME = {"type": "function", "function": {"name": "time"}}
 
 
 def _engine():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 
@@ -15,7 +16,7 @@ from drafters.kinds import drafting
 from forerun.drafters.ngram import Ngram
 from forerun.drafters.small import Small
 from laws.pairwise import Case, pairwise, product
-from serve.kit import VOCAB, Call, Reply, Site, ascii_model, counted, engine, joined
+from serve.kit import VOCAB, Call, Reply, Site, ascii_model, counted, engine, joined, running
 from serve.options import ALPHABET, CASES, CHAT, COMPLETIONS, ELSEWHERE, VALUES, endpoint, fields_of, request_with
 
 WITHOUT_EFFECT = {
@@ -50,13 +51,8 @@ def _make(kind: str):
 @pytest.fixture(scope="module")
 def sites() -> Iterator[dict[str, Site]]:
     """One server for each drafter over the same target."""
-    running = {kind: Site(lambda kind=kind: _make(kind)) for kind in DRAFTERS}
-    for one in running.values():
-        one.__enter__()
-    yield running
-    for one in running.values():
-        one.settle()
-        one.__exit__()
+    with running({kind: partial(_make, kind) for kind in DRAFTERS}) as sites:
+        yield sites
 
 
 # A seed, and the rule under which it gives one text whatever is drafted.

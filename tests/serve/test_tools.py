@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -11,25 +12,11 @@ from forerun.drafters.ngram import Ngram
 from forerun.serve.tools import HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, notation_of
 from forerun.target.table import ByteTokenizer
 from laws.pairwise import pairwise
-from serve.kit import Site, ascii_model, engine, guesses, joined, script_model
+from serve.kit import TIME, WEATHER, Site, ascii_model, engine, guesses, joined, running, script_model
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "Of a place.",
-        "parameters": {
-            "type": "object",
-            "properties": {"x": {"enum": [1, 2]}},
-            "required": ["x"],
-            "additionalProperties": False,
-        },
-    },
-}
 NO_TOOL = {"type": "function", "function": {"name": "no"}}
-TIME = {"type": "function", "function": {"name": "time"}}
 
 TEMPLATES = {
     "hermes": "{# <tool_call> #}",
@@ -59,13 +46,8 @@ def sites() -> Iterator[dict[str, Site]]:
         target = ascii_model(tokenizer=ByteTokenizer(_template(notation)), window=900)
         return engine(Ngram(prompt_lookup_min=1, prompt_lookup_max=3), target=target)
 
-    running = {notation: Site(lambda notation=notation: make(notation)) for notation in TEMPLATES}
-    for site in running.values():
-        site.__enter__()
-    yield running
-    for site in running.values():
-        site.settle()
-        site.__exit__()
+    with running({notation: partial(make, notation) for notation in TEMPLATES}) as sites:
+        yield sites
 
 
 def _check_call(call, name: str | None = None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from forerun.bench.screen import text_of
 from forerun.cli.bench_load import LoadFlags
 from forerun.cli.console import Output, as_json, notes, progress, screen, waiting, write_whole
 from forerun.cli.lineup import Lineup
-from forerun.cli.measuring import typed
+from forerun.cli.measuring import in_the_way_of, typed
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, PromptFlags, flags
 from forerun.cli.prompts import check_prompts, named_prompts, prompt_ids
 from forerun.errors import OptionError
@@ -71,10 +70,8 @@ class CompareFlags:
         """OptionError: the folder could not be made or written. Nothing is made yet."""
         if self.out is None:
             return
-        there = next(
-            folder for folder in (Path(self.out).absolute(), *Path(self.out).absolute().parents) if folder.exists()
-        )
-        if not there.is_dir() or not os.access(there, os.W_OK):
+        there = in_the_way_of(self.out)
+        if there is not None:
             raise OptionError("--out", f"{self.out} cannot be a folder: {there} is none that can be written")
 
     def folder(self) -> Path | None:

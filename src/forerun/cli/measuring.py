@@ -109,10 +109,16 @@ def check_plots(plots: str | None) -> None:
         return
     if importlib.util.find_spec("matplotlib") is None:
         raise OptionError("--plots", "needs matplotlib: pip install 'forerun[bench]'")
-    folder = Path(plots).absolute()
-    place = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
-    if not os.path.isdir(place) or not os.access(place, os.W_OK):
+    place = in_the_way_of(plots)
+    if place is not None:
         raise OptionError("--plots", f"{place} is no folder that can be written")
+
+
+def in_the_way_of(folder: str) -> Path | None:
+    """What of a folder's path is there already and cannot be written to; None: it can be made."""
+    path = Path(folder).absolute()
+    place = next(one for one in (path, *path.parents) if os.path.lexists(one))
+    return None if os.path.isdir(place) and os.access(place, os.W_OK) else place
 
 
 def typed() -> str:
@@ -126,6 +132,7 @@ __all__ = [
     "check_rows",
     "check_seed",
     "fixed",
+    "in_the_way_of",
     "load_fixed",
     "measurable",
     "measured",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forerun.target.base import BLOCK_SIZE
-from forerun.target.blocks import BlockKey, BlockPool
+from forerun.target.blocks import BlockKey, BlockPool, KeptBlocks
 
 
 class Tables:
@@ -17,11 +17,10 @@ class Tables:
     """
 
     def __init__(self, num_blocks: int = 0):
-        self._pool = BlockPool(num_blocks, self._evicted)
+        self._pool = BlockPool(num_blocks)
+        self._kept = KeptBlocks(self._pool)
         self._tables: dict[int, list[int]] = {}
         self._rows: dict[int, int] = {}
-        self._kept: dict[BlockKey, int] = {}
-        self._keys: dict[int, BlockKey] = {}  # of the kept blocks
         self._offered: dict[int, int] = {}  # by request, how many of its first blocks were kept, or are those of others
 
     @property
@@ -78,37 +77,28 @@ class Tables:
         passed over, and so is what another request has kept under the same key."""
         first, end = self._offered.get(request_id, 0), min(len(keys), self.rows(request_id) // BLOCK_SIZE)
         for index in range(first, end):
-            key, block = keys[index], self._tables[request_id][index]
-            if key not in self._kept:
-                self._pool.keep(block)
-                self._kept[key], self._keys[block] = block, key
+            self._kept.keep(keys[index], self._tables[request_id][index])
         if end > first:
             self._offered[request_id] = end
 
     def kept(self, keys: Sequence[BlockKey]) -> int:
         """How many of the first of these blocks are kept."""
-        return next((i for i, key in enumerate(keys) if key not in self._kept), len(keys))
+        return self._kept.leading(keys)
 
     def adopt(self, request_id: int, keys: Sequence[BlockKey]) -> None:
         """A request that holds nothing begins with these kept blocks."""
         assert not self._tables.get(request_id), f"request {request_id} has blocks of its own"
         table: list[int] = []
         self._tables[request_id] = table
-        self._pool.hold(table, [self._kept[key] for key in keys])
+        self._kept.hold(table, keys)
         self._rows[request_id] = len(keys) * BLOCK_SIZE
         self._offered[request_id] = len(keys)
 
     def drop(self, key: BlockKey) -> None:
         """Nobody will `adopt` this block any more."""
-        block = self._kept.pop(key, None)
-        if block is not None:
-            del self._keys[block]
-            self._pool.drop(block)
-
-    def _evicted(self, block: int) -> None:
-        del self._kept[self._keys.pop(block)]
+        self._kept.drop(key)
 
     def audit(self) -> None:
         """Asserts that the pool's books, the tables and the kept blocks agree."""
-        self._pool.audit(self._tables.values(), self._keys)
-        assert {key: block for block, key in self._keys.items()} == self._kept
+        self._pool.audit(self._tables.values(), self._kept.blocks.values())
+        self._kept.audit()

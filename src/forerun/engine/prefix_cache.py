@@ -23,7 +23,7 @@ from forerun.engine.drafting import Drafters
 from forerun.engine.propose import LoadedDrafter, logger
 from forerun.engine.request import Request
 from forerun.target.base import BLOCK_SIZE
-from forerun.target.blocks import BlockKey, BlockPool
+from forerun.target.blocks import BlockKey, BlockPool, KeptBlocks
 
 KEY_BYTES = 32
 """Of a hash that nobody can find two texts for: a request must never read the rows of another text."""
@@ -47,15 +47,13 @@ class PrefixCache:
         self.hits = 0
         """Of these, tokens whose rows were found."""
         self._lookahead = max((entry.drafter.lookahead for entry in drafters.loaded), default=0)
-        self._pool, self._drafters = pool, drafters
-        self._blocks: dict[BlockKey, int] = {}
-        self._keys: dict[int, BlockKey] = {}  # of the kept blocks
-        pool.on_evict = self._evicted
+        self._drafters = drafters
+        self._kept = KeptBlocks(pool, self._evicted)
 
     @property
     def blocks(self) -> Iterable[int]:
         """Kept blocks, in use or not."""
-        return self._keys.keys()
+        return self._kept.blocks.values()
 
     # --------------------------------------------------------------------------------------- when a request is admitted
 
@@ -63,7 +61,7 @@ class PrefixCache:
         """How many blocks a request without rows could begin with. At least one row is left for it to compute."""
         most = self._whole(request, request.prefill - 1) if self.enabled else 0
         keys = self._keys_of(request, most)
-        count = next((i for i, key in enumerate(keys) if key not in self._blocks), most)
+        count = self._kept.leading(keys)
         for entry in self._drafters.loaded:
             if count and not entry.rebuilds and _wants(entry, request):
                 count = _kept(entry, keys[:count])
@@ -72,7 +70,7 @@ class PrefixCache:
     def attach(self, request: Request) -> None:
         """Gives a request without rows the blocks that are found; nobody writes to them."""
         request.published = self.found(request)
-        self._pool.hold(request.blocks, [self._blocks[key] for key in request.block_keys[: request.published]])
+        self._kept.hold(request.blocks, request.block_keys[: request.published])
         request.rows = request.published * BLOCK_SIZE
 
     def begin(self, request: Request) -> None:
@@ -98,10 +96,7 @@ class PrefixCache:
         count = self._whole(request, request.rows)
         keys = self._keys_of(request, count)
         for index in range(request.published, count):
-            if keys[index] not in self._blocks:  # else it was computed twice, side by side
-                block = request.blocks[index]
-                self._pool.keep(block)
-                self._blocks[keys[index]], self._keys[block] = block, keys[index]
+            self._kept.keep(keys[index], request.blocks[index])
         request.published = max(count, request.published)
         lost = self._drafters.lost(request.id)
         following = [entry for entry in self._drafters.loaded if keys and entry.name not in lost]
@@ -117,9 +112,7 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Forgets all blocks: for whoever has written to the target's storage behind an idle engine."""
-        for block in list(self._keys):
-            self._pool.drop(block)
-            self._evicted(block)
+        self._kept.clear()
 
     # ----------------------------------------------------------------------------------------------------------- inside
 
@@ -136,15 +129,13 @@ class PrefixCache:
             keys.append(_chained(parent, request.tokens[start : start + BLOCK_SIZE + self._lookahead]))
         return keys[:count]
 
-    def _evicted(self, block: int) -> None:
-        key = self._keys.pop(block)
-        del self._blocks[key]
+    def _evicted(self, key: BlockKey) -> None:
         for entry in self._drafters.loaded:
             _done(entry, partial(entry.drafter.drop, key))
 
     def audit(self) -> None:
         """Asserts that every key has its block, and every kept block one key."""
-        assert {key: block for block, key in self._keys.items()} == self._blocks
+        self._kept.audit()
 
 
 def _root(salt: str | None) -> BlockKey:

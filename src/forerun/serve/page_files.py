@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -39,7 +40,7 @@ class _File:
     content: bytes
     kind: str
 
-    @property
+    @cached_property
     def tag(self) -> str:
         return f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
 

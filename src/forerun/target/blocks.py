@@ -28,10 +28,10 @@ class BlockPool:
     a request's rows as one slice.
     """
 
-    def __init__(self, num_blocks: int, on_evict: Callable[[int], None] | None = None):
-        """`on_evict` is told of each kept block that the pool takes for other rows."""
+    def __init__(self, num_blocks: int):
         self.num_blocks = num_blocks
-        self.on_evict = on_evict
+        self.on_evict: Callable[[int], None] | None = None
+        """Told of each kept block that the pool takes for other rows."""
         self._free = list(range(num_blocks))
         self._holders: dict[int, int] = {}  # of each block in use, how many tables
         self._kept: set[int] = set()
@@ -120,3 +120,56 @@ class BlockPool:
         assert set(kept) == self._kept, f"kept unknown to their keeper: {sorted(self._kept ^ set(kept))}"
         assert self._idle.keys() == self._kept - held.keys(), "a kept block is neither idle nor in use"
         assert len(self._free) + len(self._idle) + len(held) == self.num_blocks, "free + idle + used is not the total"
+
+
+class KeptBlocks:
+    """The kept blocks of a pool by their keys: who knows a key can hold its block again.
+
+    Args:
+        pool: of the blocks; nobody else keeps any of them.
+        on_evict: told of each key whose block the pool took for other rows.
+    """
+
+    def __init__(self, pool: BlockPool, on_evict: Callable[[BlockKey], None] | None = None):
+        self._pool, self._on_evict = pool, on_evict
+        self.blocks: dict[BlockKey, int] = {}
+        """In use or not."""
+        self._keys: dict[int, BlockKey] = {}
+        pool.on_evict = self._evicted
+
+    def leading(self, keys: Sequence[BlockKey]) -> int:
+        """How many of the first of these blocks are kept."""
+        return next((i for i, key in enumerate(keys) if key not in self.blocks), len(keys))
+
+    def keep(self, key: BlockKey, block: int) -> None:
+        """Keeps a block in use; passed over where another one is kept under the key: it was computed twice."""
+        if key not in self.blocks:
+            self._pool.keep(block)
+            self.blocks[key], self._keys[block] = block, key
+
+    def hold(self, table: list[int], keys: Iterable[BlockKey]) -> None:
+        """Extends a table by the blocks of these keys, which are kept."""
+        self._pool.hold(table, [self.blocks[key] for key in keys])
+
+    def drop(self, key: BlockKey) -> None:
+        """The block need not stay, if it is kept."""
+        block = self.blocks.pop(key, None)
+        if block is not None:
+            del self._keys[block]
+            self._pool.drop(block)
+
+    def clear(self) -> None:
+        """Forgets all of them, as if each had been evicted."""
+        for block in list(self._keys):
+            self._pool.drop(block)
+            self._evicted(block)
+
+    def _evicted(self, block: int) -> None:
+        key = self._keys.pop(block)
+        del self.blocks[key]
+        if self._on_evict is not None:
+            self._on_evict(key)
+
+    def audit(self) -> None:
+        """Asserts that every key has its block, and every kept block one key."""
+        assert {key: block for block, key in self._keys.items()} == self.blocks

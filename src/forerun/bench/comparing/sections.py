@@ -20,6 +20,7 @@ from forerun.bench.comparing.facts import Facts
 from forerun.bench.comparing.study import Contender, Result
 from forerun.bench.comparing.trend import LEAST_ROUNDS, shown_of, trend
 from forerun.bench.load.arrivals import Load
+from forerun.bench.load.report import in_one_line
 from forerun.bench.measurement import Row
 from forerun.bench.screen import number
 
@@ -228,16 +229,8 @@ def together(load: str) -> str:
 
 def setting(result: Result) -> str:
     """Models, hardware and options in one line: a number means nothing without them."""
-    made, options = result.made_with, result.options
-    target, hardware = made["target"], made["hardware"]
-    least, most = options["max_tokens"]
-    ends = "end-of-sequence ignored" if options["ignore_eos"] else "end-of-sequence ends"
-    return (
-        f"{target['name']}, {target['dtype']}, on {hardware['name']} ({hardware['device']}, {hardware['threads']} "
-        f"threads); {options['prompts']} prompts, {f'{least}-{most}' if least < most else most} tokens, {ends}, "
-        f"temperature {options['temperature']:g}, {options['pairs']} pairs, {options['verify_mode']} mode, seed "
-        f"{options['seed']}; forerun {made['versions']['forerun']}, torch {made['versions']['torch']}"
-    )
+    least, most = result.options["max_tokens"]
+    return in_one_line(result.made_with, result.options, f"{least}-{most}" if least < most else str(most))
 
 
 # --------------------------------------------------------------------------------------------------------------- tables

@@ -83,15 +83,19 @@ def verdict_lines(rows: Sequence[Row], bar: float = BAR) -> list[str]:
 
 def setting(result: Result) -> str:
     """Models, hardware and options in one line: a number means nothing without them."""
-    made, options = result.made_with, result.options
+    least, most = result.options["max_tokens"]
+    return in_one_line(result.made_with, result.options, f"{least}-{most}", f", profile {result.options['profile']}")
+
+
+def in_one_line(made: Mapping[str, Any], options: Mapping[str, Any], tokens: str, more: str = "") -> str:
+    """What a study of `Traffic` was made with; `tokens` of an output, and `more` options."""
     target, hardware = made["target"], made["hardware"]
-    least, most = options["max_tokens"]
     ends = "end-of-sequence ignored" if options["ignore_eos"] else "end-of-sequence ends"
     return (
         f"{target['name']}, {target['dtype']}, on {hardware['name']} ({hardware['device']}, {hardware['threads']} "
-        f"threads); {options['prompts']} prompts, {least}-{most} tokens, {ends}, temperature "
-        f"{options['temperature']:g}, {options['pairs']} pairs, {options['verify_mode']} mode, seed {options['seed']}, "
-        f"profile {options['profile']}; forerun {made['versions']['forerun']}, torch {made['versions']['torch']}"
+        f"threads); {options['prompts']} prompts, {tokens} tokens, {ends}, temperature {options['temperature']:g}, "
+        f"{options['pairs']} pairs, {options['verify_mode']} mode, seed {options['seed']}{more}; "
+        f"forerun {made['versions']['forerun']}, torch {made['versions']['torch']}"
     )
 
 
@@ -110,4 +114,4 @@ def failed(document: Mapping[str, Any]) -> bool:
     return any(verdict["failed"] for verdict in document["verdicts"])
 
 
-__all__ = ["failed", "setting", "show", "table", "verdict_lines"]
+__all__ = ["failed", "in_one_line", "setting", "show", "table", "verdict_lines"]
