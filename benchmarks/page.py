@@ -24,8 +24,8 @@ LABELS = {
 }
 
 
-def write(out: Path, exact: Path | None, page: Path) -> None:
-    """Writes `page` and beside it its .json, .csv and .png.
+def write(out: Path, exact: Path | None, page: Path, remarks: str = "") -> None:
+    """Writes `page` and beside it its .json, .csv and .png; `remarks` is Markdown that the numbers do not say.
 
     Raises:
         ValueError: a folder holds no rows.
@@ -35,7 +35,7 @@ def write(out: Path, exact: Path | None, page: Path) -> None:
     page.with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     _write_csv(results["configs"], page.with_suffix(".csv"))
     draw(results["configs"], page.with_suffix(".png"), command(results["setup"]))
-    page.write_text(markdown(results, page.with_suffix(".png").name), encoding="utf-8")
+    page.write_text(markdown(results, page.with_suffix(".png").name, remarks), encoding="utf-8")
 
 
 def collect(out: Path, exact: Path | None) -> dict[str, Any]:
@@ -92,12 +92,13 @@ def _write_csv(configs: dict[str, dict[str, Any]], path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------ Markdown
 
 
-def markdown(results: dict[str, Any], picture: str) -> str:
+def markdown(results: dict[str, Any], picture: str, remarks: str = "") -> str:
     """The page's text."""
     configs, setup = results["configs"], results["setup"]
     fields = {name: str(value) for name, value in setup.items()} | {
         "answers": _answers(results["comparisons"]),
         "picture": picture,
+        "remarks": remarks.strip() and f"\n\n{remarks.strip()}",
         "sklearn": setup["scikit-learn"] or "not installed (with it, transformers adapts its confidence threshold)",
         "target": setup["models"][0],
         "draft": setup["models"][1],

@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", type=Path, required=True, help="folder of the rows")
     report.add_argument("--exact", type=Path, help="folder of the float32 rows")
     report.add_argument("--page", type=Path, required=True, help="Markdown file; picture and data go beside it")
+    report.add_argument("--remarks", type=Path, help="Markdown that follows the answers: what the numbers do not say")
     report.set_defaults(command=write_report)
     return parser
 
@@ -126,7 +127,8 @@ def write_report(args: argparse.Namespace) -> int:
     """`qwen.py report`."""
     from page import write
 
-    write(args.out, args.exact, args.page)
+    remarks = "" if args.remarks is None else args.remarks.read_text(encoding="utf-8")
+    write(args.out, args.exact, args.page, remarks)
     return 0
 
 

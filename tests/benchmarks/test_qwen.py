@@ -180,7 +180,11 @@ def test_a_run_goes_on_and_ends_in_a_page(
     place = ["--target", str(models[0]), "--draft", str(models[1]), "--out", str(out)]
     assert main(["costs", *place, "--threads", "1", "--repeats", "1"]) == 0
     page = tmp_path / "docs" / "qwen.md"
-    assert main(["report", "--out", str(out), "--exact", str(exact), "--page", str(page)]) == 0
+    remarks = tmp_path / "remarks.md"
+    remarks.write_text("Tiny models, hence no faster.\n")
+    words = ["--out", str(out), "--exact", str(exact), "--page", str(page), "--remarks", str(remarks)]
+    assert main(["report", *words]) == 0
+    assert "\n\nTiny models, hence no faster.\n\n" in page.read_text(encoding="utf-8")
     _check_page(page)
 
 
