@@ -9,12 +9,15 @@ import struct
 import pytest
 import torch
 import transformers as tf
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
 
 from forerun.errors import DoesNotFit, ModelError, OptionError
 from forerun.target import checkpoint
 from forerun.target.base import Batch, Segment
 from forerun.target.hf import _choose_plan
 from forerun.target.load import announce, load_target
+from forerun.target.outline import outline
 
 
 @pytest.fixture
@@ -118,12 +121,23 @@ def test_options_of_loading_are_refused_for_a_loaded_model(folder, given):
         ({"dtype": "int8"}, r"--dtype: must be one of auto, float32, .* got 'int8'"),
         ({"device": "tpu"}, r"--device: must be one of auto, cpu, cuda, mps, got 'tpu'"),
         ({"threads": 0}, r"--threads: must be at least 1"),
+        ({"threads": "2"}, r"--threads: must be a whole number, got '2'"),
+        ({"dtype": ["int8"]}, r"--dtype: must be one of auto, float32, .* got \['int8'\]"),
+        ({"device": [1]}, r"--device: must be one of auto, cpu, cuda, mps, got \[1\]"),
+        ({"max_model_len": "10"}, r"--max-model-len: must be a whole number, got '10'"),
     ],
 )
 def test_options_that_cannot_be_used_are_named(folder, options, match):
     """Before anything is loaded."""
     with pytest.raises(OptionError, match=match):
         load_target(folder, **options)
+
+
+@pytest.mark.parametrize("source", [None, 5, ["embedded"]], ids=str)
+def test_what_is_no_model_is_not_taken_for_a_loaded_one(source):
+    """The argument at fault is named, not the tokenizer that a loaded model would need."""
+    with pytest.raises(OptionError, match=r"target: must be .* or a loaded model, got"):
+        load_target(source)
 
 
 def test_what_was_not_run_on_a_gpu_says_so_when_it_is_chosen(folder, monkeypatch, caplog):
@@ -217,13 +231,69 @@ def test_a_missing_shard(folder):
             r"do not fit its config: \d+ missing tensors",
         ),
         ({"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}, r"do not fit its config: \d+ unexpected"),
-        ({"intermediate_size": 32}, "do not fit its config|cannot be loaded"),
+        (
+            {"intermediate_size": 32},
+            r"do not fit its config: 9 mismatched tensors \(model\.layers\.0\.mlp\.down_proj\.weight: "
+            r"32 x 64 stored, 32 x 32 by the config; ",
+        ),
+        ({"vocab_size": 300}, r"2 mismatched .*lm_head\.weight: 264 x 32 stored, 300 x 32 by the config"),
+        ({"hidden_size": 48}, r"\d+ mismatched .*lm_head\.weight: 264 x 32 stored, 264 x 48 by the config"),
     ],
 )
 def test_configs_that_do_not_go_with_the_weights(folder, fields, match):
     """An unknown architecture, and tensors missing, left over or misshapen: never a layer drawn at random."""
     _edit(folder / "config.json", **fields)
     _refused(folder, match)
+
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+@pytest.mark.parametrize("kept", [(), ("tokenizer_config.json",)], ids=["no-file", "only-its-config"])
+def test_a_folder_without_a_tokenizer(folder, kept):
+    """transformers makes up one without a text; it is refused before any weight is read, and not as a bad prompt."""
+    if kept:  # as saved for a family: the class, and tokens that are added to the vocabulary it has not
+        added = {str(i): {"content": f"<|{i}|>", "special": i < 2} for i in range(4)}
+        _edit(folder / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer", added_tokens_decoder=added)
+    for name in set(TOKENIZER_FILES) - set(kept):
+        (folder / name).unlink(missing_ok=True)
+    _refused(folder, r"has no tokenizer files .*tokenizer\.json")
+    with pytest.raises(ModelError, match=r"^--target: .* has no tokenizer files"):
+        outline(str(folder))
+
+
+def test_a_family_whose_tokenizer_transformers_cannot_make_up(folder):
+    """Where transformers raises about backends instead, the user is told the same."""
+    for name in TOKENIZER_FILES:
+        (folder / name).unlink(missing_ok=True)
+    _edit(folder / "config.json", model_type="llama")
+    _refused(folder, "has no tokenizer files")
+
+
+def test_a_vocabulary_of_a_few_words_is_a_tokenizer(folder):
+    """However many more logits there are."""
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    tf.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?", eos_token="b").save_pretrained(folder)
+    assert load_target(folder, device="cpu").tokenizer.encode("a") == [0]
+
+
+@pytest.mark.parametrize("shape", [(1,), (), (33,), (1, 32)], ids=str)
+def test_one_misshapen_tensor_is_enough(folder, shape):
+    """Also one that would broadcast, or has as many numbers."""
+    path, name = folder / "model.safetensors", "model.norm.weight"
+    save_file({**load_file(path), name: torch.ones(shape)}, path, metadata={"format": "pt"})
+    stored = " x ".join(map(str, shape)) or "a single number"
+    _refused(folder, rf"1 mismatched tensors \({name}: {stored} stored, 32 by the config\)")
+
+
+def test_a_misshapen_embedding_that_is_the_head_too(folder):
+    """It is listed under the one name it is stored by."""
+    model = tf.AutoModelForCausalLM.from_pretrained(folder)
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    model.save_pretrained(folder)
+    _edit(folder / "config.json", vocab_size=300)
+    _refused(folder, r"1 mismatched tensors .*embed_tokens\.weight: 264 x 32 stored, 300 x 32 by the config")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from forerun.errors import ModelError
 from forerun.target.gguf import kept
 from forerun.target.hf import eos_ids
 from forerun.target.load import find_folder, gguf_file
-from forerun.target.pretrained import explained, quiet
+from forerun.target.pretrained import explained, load_tokenizer, quiet
 from forerun.target.probe import served_window
 from forerun.target.tokenizer import HFTokenizer
 
@@ -52,7 +52,7 @@ def outline(
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(folder, **options)
-        tokenizer = HFTokenizer(_tokenizer(folder, options), chat_template)
+        tokenizer = HFTokenizer(_tokenizer(source, folder, options), chat_template)
     text = config.get_text_config()
     return Outline(
         name=Path(source).stem if source.endswith(".gguf") else source,
@@ -73,13 +73,13 @@ def _files(source: str, revision: str | None, trust_remote_code: bool) -> tuple[
     return (path.parent, options | {"gguf_file": path.name}) if folder is None else (folder, options)
 
 
-def _tokenizer(folder: Path, options: Mapping[str, Any]) -> PreTrainedTokenizerBase:
+def _tokenizer(source: str, folder: Path, options: Mapping[str, Any]) -> PreTrainedTokenizerBase:
     """Of a GGUF file as it is after conversion: saved and read again, which changes what it takes for special."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+    tokenizer = load_tokenizer(source, folder, options)
     if "gguf_file" not in options:
         return tokenizer
+    from transformers import AutoTokenizer
+
     with tempfile.TemporaryDirectory() as place:
         tokenizer.save_pretrained(place)
         return AutoTokenizer.from_pretrained(place, local_files_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partialmethod
 from pathlib import Path
@@ -16,6 +16,9 @@ from forerun.errors import ForerunError, ModelError
 if TYPE_CHECKING:
     from rich.progress import Progress
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json")
+"""Files a tokenizer may have its vocabulary in."""
 
 
 def pretrained(
@@ -31,26 +34,63 @@ def pretrained(
         model_options: for the model's only.
 
     Raises:
-        ModelError: whatever went wrong, in one line; also a tensor that is missing, left over or of another shape.
+        ModelError: whatever went wrong, in one line; also a tensor that is missing, left over or of another shape, and
+            a folder without a tokenizer.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     load_model = cast(Any, AutoModelForCausalLM).from_pretrained
     with explained(source), quiet():
-        model, report = load_model(folder, dtype=dtype, output_loading_info=True, **options, **model_options)
+        tokenizer = load_tokenizer(source, folder, options)
+        # Mismatched sizes are not ignored: transformers lists them instead of raising, and `_check_complete` refuses.
+        listing = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        model, report = load_model(folder, dtype=dtype, **listing, **options, **model_options)
         _check_complete(source, report)
-        return model, AutoTokenizer.from_pretrained(folder, **options)
+        return model, tokenizer
+
+
+def load_tokenizer(source: str, folder: Path, options: Mapping[str, Any]) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder. `source` and `options` as for `pretrained`; whatever transformers raises is raised.
+
+    Raises:
+        ModelError: there are no tokenizer files, or none that hold a vocabulary.
+    """
+    from transformers import AutoTokenizer
+
+    nothing = (
+        f"--target: {source} has no tokenizer files that hold a vocabulary; "
+        "put tokenizer.json and tokenizer_config.json of the model it was made from beside its weights"
+    )
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **options)
+    except ValueError as error:
+        if "backend tokenizer" in str(error) and not any(any(folder.glob(name)) for name in VOCABULARIES):
+            raise ModelError(nothing) from error
+        raise
+    # For many families transformers makes up a tokenizer that knows its special tokens and not one piece of text.
+    if len(tokenizer) <= len(tokenizer.added_tokens_decoder):
+        raise ModelError(nothing)
+    return tokenizer
 
 
 def _check_complete(source: str, report: Mapping[str, Any]) -> None:
-    """A tensor that is missing is an error: transformers would draw it at random and go on."""
+    """A tensor that is missing or misshapen is an error: transformers would draw it at random and go on."""
     for kind in ("missing", "mismatched", "unexpected"):
-        names = sorted(str(key) for key in report.get(f"{kind}_keys") or ())
-        if names:
+        found = sorted(_described(key) for key in report[f"{kind}_keys"])
+        if found:
             raise ModelError(
-                f"--target: the weights of {source} do not fit its config: {len(names)} {kind} "
-                f"tensors ({', '.join(names[:3])})"
+                f"--target: the weights of {source} do not fit its config: {len(found)} {kind} "
+                f"tensors ({'; '.join(found[:3])})"
             )
+
+
+def _described(key: str | tuple[str, Sequence[int], Sequence[int]]) -> str:
+    """A tensor of the report: its name, and of a mismatched one both shapes."""
+    if isinstance(key, str):
+        return key
+    name, *shapes = key
+    stored, expected = (" x ".join(str(n) for n in shape) or "a single number" for shape in shapes)
+    return f"{name}: {stored} stored, {expected} by the config"
 
 
 @contextmanager
