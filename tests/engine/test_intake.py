@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.conftest import engine_of, same
-from forerun import Sampling
+from forerun import Engine, Sampling
 from forerun.drafters.ngram import Ngram
 from forerun.drafters.small import Small
 from forerun.errors import OptionError, PromptError
@@ -52,6 +52,46 @@ def test_options_that_cannot_be_used():
     with pytest.raises(OptionError, match="prediction"):
         engine.generate([PROMPT], Sampling(n=2), prediction="abc")
     assert not engine.core.busy
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("num_speculative_tokens", "4", "must be a whole number, got '4'"),
+        ("num_speculative_tokens", True, "must be a whole number, got True"),
+        ("min_predicted_gain", [1], r"must be a number of at least 0, got \[1\]"),
+        ("threads", "2", "must be a whole number, got '2'"),
+        ("threads", 1.5, "must be a whole number, got 1.5"),
+        ("max_model_len", "10", "must be a whole number, got '10'"),
+        ("max_num_seqs", "4", "must be a whole number, got '4'"),
+        ("revision", [1], r"must be the name of a branch, tag or commit, got \[1\]"),
+        ("target", None, "must be a hub id, .* or a loaded model, got None"),
+        ("speculative_config", {"method": "ngram"}, "did you mean 'drafter'"),
+        ("stop", 5, "must be a non-empty string or a list of them, got 5"),
+        ("logit_bias", [1], r"must be {token id: finite number}, got \[1\]"),
+        ("prompts", b"hi", "prompt: must be text, token ids or a list of these, got b'hi'"),
+        ("prompts", [b"hi"], "prompt: must be text, token ids or a list of these, got b'hi'"),
+        ("prompts", {"prompt": "hi"}, "prompt: must be text, token ids or a list of these, got {"),
+        ("prompts", [[True]], r"prompt: token ids must be integers, got \[True\]"),
+        ("sampling", {"temperature": 0}, r"pass forerun.Sampling\(temperature=0\)"),
+        ("sampling", [{"temperature": 0}], r"pass forerun.Sampling\(temperature=0\)"),
+        ("sampling", 5, "must be a forerun.Sampling or a list of them, got 5"),
+        ("prediction", 5, "must be a text, got 5"),
+        ("prediction", 0, "must be a text, got 0"),
+    ],
+)
+def test_values_of_the_wrong_type_are_refused_by_name(option, value, reason):
+    """Wherever a Python caller passes them: an OptionError with the argument's name, before anything is computed."""
+    target = history_model(7, seed=3)
+    call, given = Engine.load, {"target": target}
+    if option in ("prompts", "sampling", "prediction"):
+        call, given = engine_of(target, Ngram()).generate, {"prompts": [PROMPT], "sampling": GREEDY}
+    elif option in ("stop", "logit_bias"):
+        call, given = Sampling, {}
+    with pytest.raises(OptionError, match=reason) as caught:
+        call(**{**given, option: value})
+    assert caught.value.option == ("prompt" if option == "prompts" else option)
+    assert target.passes == []
 
 
 def test_one_bad_word_is_not_a_list_of_letters():

@@ -12,6 +12,7 @@ from forerun import budget
 from forerun.budget.planning import Plan
 from forerun.engine.request import Request
 from forerun.errors import OptionError
+from forerun.sampling.options import check_whole
 from forerun.target.base import BLOCK_SIZE
 from forerun.target.blocks import BlockPool, blocks_for
 
@@ -34,8 +35,8 @@ class Limits:
     def __post_init__(self) -> None:
         for limit in fields(self):
             value = getattr(self, limit.name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise OptionError(limit.name, f"must be a whole number, got {value!r}")
+            if value is not None:
+                check_whole(limit.name, value)
         if self.max_num_seqs < 1:
             raise OptionError("max_num_seqs", f"must be at least 1, got {self.max_num_seqs}")
         if self.max_num_batched_tokens < self.max_num_seqs:

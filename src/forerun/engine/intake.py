@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 from forerun.drafters import canonical
@@ -14,6 +15,7 @@ from forerun.engine.request import Request, SpeculativeOption
 from forerun.engine.text import TextStream
 from forerun.errors import OptionError, PromptError
 from forerun.sampling import Noise, Sampling, VerifyMode, check_ids
+from forerun.sampling.options import is_finite, is_whole
 from forerun.target.base import BLOCK_SIZE, Target
 from forerun.target.blocks import blocks_for
 
@@ -35,6 +37,8 @@ class Ask:
     cache_salt: str | None = None
 
     def __post_init__(self) -> None:
+        if self.prediction is not None and not isinstance(self.prediction, str):
+            raise OptionError("prediction", f"must be a text, got {self.prediction!r:.80}")
         if self.cache_salt is not None and not (isinstance(self.cache_salt, str) and self.cache_salt):
             raise OptionError("cache_salt", f"must be a text that is not empty, got {self.cache_salt!r}")
 
@@ -72,6 +76,7 @@ class Intake:
         many = as_prompts(prompts)
         if sampling is None or isinstance(sampling, Sampling):
             sampling = [sampling or self.default_sampling()] * len(many)
+        _check_samplings(sampling)
         if len(sampling) != len(many):
             raise OptionError("sampling", f"{len(sampling)} given for {len(many)} prompts")
         pairs = enumerate(zip(many, sampling, strict=True))
@@ -197,7 +202,7 @@ class Intake:
             raise OptionError("speculative.max_draft", f"must be an integer >= 0, got {most!r}")
         if mode not in ("rejection", "coupled"):
             raise OptionError("speculative.verify_mode", f"must be 'rejection' or 'coupled', got {mode!r}")
-        if threshold is not None and not (_is_number(threshold) and 0 <= threshold <= 1):
+        if threshold is not None and not (is_finite(threshold) and 0 <= threshold <= 1):
             raise OptionError("speculative.confidence_threshold", f"must lie in [0, 1], got {threshold!r}")
         return SpeculativeOption(self._methods(method), most, threshold), mode
 
@@ -220,8 +225,15 @@ def default_mode(loaded: Sequence[LoadedDrafter], verify_mode: VerifyMode) -> Ve
     return next((entry.config.verify_mode for entry in loaded if entry.config.verify_mode), verify_mode)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+def _check_samplings(given: Any) -> None:
+    """OptionError: not a list of `Sampling`s; for options in a mapping, which other engines take, it says the call."""
+    several = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
+    for one in given if several else [given]:
+        if isinstance(one, Mapping):
+            call = ", ".join(f"{name}={value!r}" for name, value in one.items())
+            raise OptionError("sampling", f"must not be a mapping; pass forerun.Sampling({call:.200})")
+        if not isinstance(one, Sampling):
+            raise OptionError("sampling", f"must be a forerun.Sampling or a list of them, got {one!r:.80}")
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -236,14 +248,14 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def _as_ids(prompt: Sequence[int]) -> list[int]:
     ids = _as_list(prompt)
-    if not all(isinstance(token, Integral) for token in ids):
+    if not all(map(is_whole, ids)):
         raise PromptError("prompt", f"token ids must be integers, got {ids!r:.80}")
     return [int(token) for token in ids]
 
 
 def _as_list(values: Any) -> list[Any]:
-    """Any sequence, array or tensor. PromptError if it is none."""
-    try:
-        return list(values.tolist() if hasattr(values, "tolist") else values)
-    except TypeError:
-        raise PromptError("prompt", f"must be text, token ids or a list of these, got {values!r:.80}") from None
+    """Any sequence, array or tensor. PromptError if it is none, or one of something else: bytes, keys."""
+    if not isinstance(values, (bytes, bytearray, memoryview, Mapping)):
+        with suppress(TypeError):
+            return list(values.tolist() if hasattr(values, "tolist") else values)
+    raise PromptError("prompt", f"must be text, token ids or a list of these, got {values!r:.80}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
@@ -14,10 +13,15 @@ from forerun.engine.admission import Limits
 from forerun.engine.propose import LoadedDrafter
 from forerun.errors import OptionError, nearest
 from forerun.sampling import VerifyMode
+from forerun.sampling.options import check_whole, is_finite
 from forerun.target.base import Target
 
 if TYPE_CHECKING:
     from forerun.target.load import Device, Dtype
+
+
+RENAMED = {"speculative_config": "drafter"}
+"""What other engines call an argument of `Engine.load`, where its name here is too far to be guessed from it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +58,20 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.verify_mode not in ("rejection", "coupled"):
             raise OptionError("verify_mode", f"must be 'rejection' or 'coupled', got {self.verify_mode!r}")
+        for name in ("threads", "num_speculative_tokens", "max_model_len"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name))
         if self.num_speculative_tokens is not None and self.num_speculative_tokens < 0:
             raise OptionError("num_speculative_tokens", f"must be >= 0, got {self.num_speculative_tokens}")
         if self.policy is not None:
             check_policy(self.policy)
         if not isinstance(self.enable_prefix_caching, bool):
             raise OptionError("enable_prefix_caching", f"must be True or False, got {self.enable_prefix_caching!r}")
-        if self.min_predicted_gain is not None and not 0 <= self.min_predicted_gain < math.inf:
-            raise OptionError("min_predicted_gain", f"must be at least 0, got {self.min_predicted_gain}")
+        gain = self.min_predicted_gain
+        if gain is not None and not (is_finite(gain) and gain >= 0):
+            raise OptionError("min_predicted_gain", f"must be a number of at least 0, got {gain!r}")
+        if self.revision is not None and not isinstance(self.revision, str):
+            raise OptionError("revision", f"must be the name of a branch, tag or commit, got {self.revision!r}")
 
     @property
     def limits(self) -> Limits:
@@ -73,7 +83,8 @@ class EngineOptions:
         known = {field.name for field in fields(cls)}
         for name in options:
             if name not in known:
-                raise OptionError(name, f"unknown option of Engine.load; {nearest(name, known)}")
+                meant = f"did you mean {RENAMED[name]!r}?" if name in RENAMED else nearest(name, known)
+                raise OptionError(name, f"unknown option of Engine.load; {meant}")
         return cls(**options)
 
 

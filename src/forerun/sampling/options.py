@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -113,53 +113,73 @@ def _check_sampling(s: Sampling) -> None:
         if not ok:
             raise OptionError(option, f"must be {expected}, got {getattr(s, option)!r}")
 
-    need(_finite(s.temperature) and s.temperature >= 0, "temperature", "a finite number >= 0")
-    need(_whole(s.top_k) and s.top_k >= -1, "top_k", "an integer >= -1 (0 and -1 are off)")
-    need(_finite(s.top_p) and 0 < s.top_p <= 1, "top_p", "in (0, 1]")
-    need(_finite(s.min_p) and 0 <= s.min_p <= 1, "min_p", "in [0, 1]")
-    need(_finite(s.repetition_penalty) and s.repetition_penalty > 0, "repetition_penalty", "a finite number > 0")
-    need(_finite(s.presence_penalty) and abs(s.presence_penalty) <= 2, "presence_penalty", "in [-2, 2]")
-    need(_finite(s.frequency_penalty) and abs(s.frequency_penalty) <= 2, "frequency_penalty", "in [-2, 2]")
-    need(_ids_ok(s.logit_bias) and all(map(_finite, s.logit_bias.values())), "logit_bias", "{token id: finite number}")
-    need(_whole(s.min_tokens) and s.min_tokens >= 0, "min_tokens", "an integer >= 0")
-    need(_words_ok(s.bad_words), "bad_words", "a list of non-empty strings or sequences of token ids")
+    need(is_finite(s.temperature) and s.temperature >= 0, "temperature", "a finite number >= 0")
+    need(is_whole(s.top_k) and s.top_k >= -1, "top_k", "an integer >= -1 (0 and -1 are off)")
+    need(is_finite(s.top_p) and 0 < s.top_p <= 1, "top_p", "in (0, 1]")
+    need(is_finite(s.min_p) and 0 <= s.min_p <= 1, "min_p", "in [0, 1]")
+    need(is_finite(s.repetition_penalty) and s.repetition_penalty > 0, "repetition_penalty", "a finite number > 0")
+    need(is_finite(s.presence_penalty) and abs(s.presence_penalty) <= 2, "presence_penalty", "in [-2, 2]")
+    need(is_finite(s.frequency_penalty) and abs(s.frequency_penalty) <= 2, "frequency_penalty", "in [-2, 2]")
+    need(_bias_ok(s.logit_bias), "logit_bias", "{token id: finite number}")
+    need(is_whole(s.min_tokens) and s.min_tokens >= 0, "min_tokens", "an integer >= 0")
+    need(_each(_word_ok, s.bad_words), "bad_words", "a list of non-empty strings or sequences of token ids")
     allowed = s.allowed_token_ids
-    need(allowed is None or (len(allowed) > 0 and _ids_ok(allowed)), "allowed_token_ids", "None or a list of token ids")
-    need(all(map(callable, s.logits_processors)), "logits_processors", "a list of functions (tokens, logits) -> logits")
-    need(all(map(callable, s.stop_when)), "stop_when", "a list of functions tokens -> bool")
-    need(s.seed is None or (_whole(s.seed) and -(2**63) <= s.seed < 2**64), "seed", "None or a 64-bit integer")
-    need(_whole(s.n) and s.n >= 1, "n", "an integer >= 1")
-    need(s.max_tokens is None or (_whole(s.max_tokens) and s.max_tokens >= 0), "max_tokens", "None or an integer >= 0")
-    need(all(isinstance(t, str) and t for t in s.stop_strings), "stop", "a non-empty string or a list of them")
+    need(allowed is None or (_ids_ok(allowed) and len(allowed) > 0), "allowed_token_ids", "None or a list of token ids")
+    processors = "a list of functions (tokens, logits) -> logits"
+    need(_each(callable, s.logits_processors), "logits_processors", processors)
+    need(_each(callable, s.stop_when), "stop_when", "a list of functions tokens -> bool")
+    need(s.seed is None or (is_whole(s.seed) and -(2**63) <= s.seed < 2**64), "seed", "None or a 64-bit integer")
+    need(is_whole(s.n) and s.n >= 1, "n", "an integer >= 1")
+    most = s.max_tokens
+    need(most is None or (is_whole(most) and most >= 0), "max_tokens", "None or an integer >= 0")
+    need(_text_ok(s.stop) or _each(_text_ok, s.stop), "stop", "a non-empty string or a list of them")
     need(_ids_ok(s.stop_token_ids), "stop_token_ids", "a list of token ids")
-    need(s.logprobs is None or (_whole(s.logprobs) and s.logprobs >= 0), "logprobs", "None or an integer >= 0")
+    need(s.logprobs is None or (is_whole(s.logprobs) and s.logprobs >= 0), "logprobs", "None or an integer >= 0")
     modes = get_args(LogprobsMode)
     need(s.logprobs_mode in modes, "logprobs_mode", f"one of {', '.join(modes)}")
-    if s.max_tokens is not None and s.min_tokens > s.max_tokens:
-        raise OptionError("min_tokens", f"{s.min_tokens} is more than max_tokens ({s.max_tokens})")
+    if most is not None and s.min_tokens > most:
+        raise OptionError("min_tokens", f"{s.min_tokens} is more than max_tokens ({most})")
 
 
-def _finite(value: object) -> bool:
+def is_finite(value: object) -> bool:
+    """Whether it is a finite number, numpy's included; a bool is none."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
+    """Whether it is an integer, numpy's included; a bool is none."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _ids_ok(ids: Iterable[object]) -> bool:
-    return all(isinstance(i, Integral) and not isinstance(i, bool) and int(i) >= 0 for i in ids)
+def check_whole(option: str, value: object) -> None:
+    """OptionError names an option that should be a whole number and is none. Ranges are the caller's."""
+    if not is_whole(value):
+        raise OptionError(option, f"must be a whole number, got {value!r}")
 
 
-def _words_ok(words: Iterable[object]) -> bool:
-    """One string is refused: taken as a list, it would ban each of its letters."""
-    return not isinstance(words, str) and all(map(_word_ok, words))
+def _each(ok: Callable[[object], bool], values: object) -> bool:
+    """A collection of such values. Not a string, whose letters it would ask; nor a generator, which asking empties."""
+    return isinstance(values, Collection) and not isinstance(values, (str, bytes, bytearray)) and all(map(ok, values))
+
+
+def _ids_ok(ids: object) -> bool:
+    return _each(_id_ok, ids)
+
+
+def _id_ok(token: object) -> bool:
+    return isinstance(token, Integral) and not isinstance(token, bool) and int(token) >= 0
+
+
+def _bias_ok(bias: object) -> bool:
+    return isinstance(bias, Mapping) and _ids_ok(bias) and _each(is_finite, bias.values())
 
 
 def _word_ok(word: object) -> bool:
-    if isinstance(word, str):
-        return bool(word)
-    return isinstance(word, Sequence) and len(word) > 0 and _ids_ok(word)
+    return _text_ok(word) or (isinstance(word, Sequence) and len(word) > 0 and _ids_ok(word))
+
+
+def _text_ok(text: object) -> bool:
+    return isinstance(text, str) and bool(text)
 
 
 # ------------------------------------------------------------------------------------- checks that need the vocabulary

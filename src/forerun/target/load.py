@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from forerun.errors import ModelError, OptionError
+from forerun.sampling.options import check_whole
 from forerun.target.checkpoint import Checkpoint, check_fits, inspect_folder
 from forerun.target.hf import HFTarget
 from forerun.target.packed import pack_linears, packs
@@ -65,9 +66,10 @@ def load_target(
         OptionError: an option has a value that cannot be used.
     """
     if threads is not None:
+        check_whole("--threads", threads)
         if threads < 1:
             raise OptionError("--threads", f"must be at least 1, got {threads}")
-        torch.set_num_threads(threads)
+        torch.set_num_threads(int(threads))
     if not isinstance(source, (str, Path)):
         given = {"dtype": dtype != "auto", "device": device != "auto", "revision": revision is not None}
         return _taken_over(source, tokenizer, [name for name, asked in given.items() if asked], max_model_len)
@@ -97,7 +99,11 @@ def announce(target: HFTarget) -> None:
 def _taken_over(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, asked: Sequence[str], max_model_len: int | None
 ) -> HFTarget:
-    """A target over a model that is loaded already. OptionError: no tokenizer, or an option that is for loading."""
+    """A target over a model that is loaded already. OptionError: it is no model, no tokenizer, or an option that is for
+    loading."""
+    if not isinstance(model, torch.nn.Module):
+        kinds = "a hub id, a folder, a .gguf file, `embedded` or a loaded model"
+        raise OptionError("target", f"must be {kinds}, got {model!r:.80}")
     if tokenizer is None:
         raise OptionError("tokenizer", "a loaded model needs its tokenizer")
     if asked:
@@ -110,7 +116,7 @@ def choose_device(device: Device) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if device not in there:
+    if not isinstance(device, str) or device not in there:
         raise OptionError("--device", f"must be one of auto, {', '.join(there)}, got {device!r}")
     if not there[device]:
         raise OptionError("--device", f"torch {torch.__version__} finds no {device} device here; use cpu or auto")
@@ -123,7 +129,7 @@ def choose_dtype(dtype: Dtype, own: torch.dtype, device: torch.device) -> torch.
     if dtype == "auto":
         # A CPU has no float16 arithmetic of its own to speak of; float32 holds every float16 value.
         return torch.float32 if own == torch.float16 and device.type == "cpu" else own
-    if dtype not in known:
+    if not isinstance(dtype, str) or dtype not in known:
         raise OptionError("--dtype", f"must be one of auto, {', '.join(known)}, got {dtype!r}")
     return known[dtype]
 

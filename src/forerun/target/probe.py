@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from forerun.errors import OptionError, UnsupportedModel
+from forerun.sampling.options import check_whole
 from forerun.target.attention import additive, attend, forerun_attention, rule_of, visible
 from forerun.target.head import head_of, partial_head_of
 from forerun.target.pretrained import quiet
@@ -147,6 +148,7 @@ def served_window(config: PretrainedConfig, max_model_len: int | None) -> tuple[
         if limit is None:
             raise OptionError("--max-model-len", "the model's config names no maximum of positions; give one")
         return limit, notes
+    check_whole("--max-model-len", max_model_len)
     if max_model_len < 1 or (limit is not None and max_model_len > limit):
         most = "" if limit is None else f" and at most {limit}"
         reason = f" ({notes[0]})" if notes else ""
