@@ -49,6 +49,27 @@ def test_gumbel_of_an_id_does_not_depend_on_the_vocabulary() -> None:
     assert np.array_equal(Noise(1).gumbel(9, 100), Noise(1).gumbel(9, 150)[:100])
 
 
+def test_noise_that_a_draft_has_read_has_the_same_bits_for_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made once, whatever else the target reads beside it; another vocabulary and a later block get their own."""
+    made, real = [], Noise.gumbel
+
+    def counting(self: Noise, position: int, size: int) -> np.ndarray:
+        made.append((position, size))
+        return real(self, position, size)
+
+    monkeypatch.setattr(Noise, "gumbel", counting)
+    noise = Noise(3)
+    read = [(4, 50), (5, 50), (6, 50), (7, 40), (5, 50)]
+    drafted = [noise.gumbel_for_draft(position, size) for position, size in read]
+    rows = noise.gumbel_for_target(range(4, 8), 50)
+    assert made == [(4, 50), (5, 50), (6, 50), (7, 40), (7, 50)]
+    assert all(np.array_equal(row, real(noise, 4 + i, 50)) for i, row in enumerate(rows))
+    assert all(np.array_equal(row, kept) for row, kept in zip(rows, drafted[:3], strict=False))
+    assert np.array_equal(drafted[3], rows[3][:40])
+    assert np.array_equal(noise.gumbel_for_target([4], 50)[0], rows[0])
+    assert made[5:] == [(4, 50)], "nothing is kept longer"
+
+
 def test_se_3_two_processes_have_equal_numbers() -> None:
     """https://github.com/vllm-project/vllm/pull/17509: ranks draw the same noise without talking to each other."""
     code = (

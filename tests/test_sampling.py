@@ -23,6 +23,7 @@ from forerun.sampling import (
     draw,
     draw_coupled,
     logprobs,
+    try_distribution,
     undrawable,
 )
 from forerun.sampling.law import HEAD, best
@@ -331,6 +332,31 @@ def test_a_processor_that_returns_another_shape_is_named() -> None:
         law_of([1.0, 2.0, 3.0], sampling)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_processor_that_raises_takes_the_law_of_its_own_row_only(dtype: torch.dtype) -> None:
+    """NaN there, with what it raised; every other row has the bits it has alone, those of its own block too."""
+
+    def fussy(tokens: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        if len(tokens) == 3:
+            raise KeyError("on purpose")
+        return logits.mul_(2)
+
+    own, mate = Sampling(temperature=1.3, logits_processors=[fussy]), Sampling(temperature=0.7, top_k=3)
+    block = [Row(own, (2, 3), 1, (4, 5, 6)[:j]) for j in range(4)]
+    rows = [Row(mate, (1,), 1), *block, Row(Sampling(temperature=0, repetition_penalty=1.5), (1, 2), 1)]
+    logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(1)).to(dtype)
+    before = logits.clone()
+    laws, errors = try_distribution(logits, rows)
+    assert torch.equal(logits, before)
+    assert [(r, type(error)) for r, error in errors.items()] == [(2, KeyError)]
+    assert laws[2].isnan().all()
+    for r in (0, 1, 3, 4, 5):
+        assert torch.equal(laws[r], distribution(logits[r : r + 1], [rows[r]])[0])
+    whole, none = try_distribution(logits[3:], rows[3:])
+    assert torch.equal(whole, laws[3:])
+    assert not none
+
+
 def test_pb_6_bias_and_min_p_reach_every_row() -> None:
     """https://github.com/vllm-project/vllm/issues/42744, /38202: bias +100 forces id 2; min_p .99 is greedy."""
     assert greedy_ids([1.0, 0.5, -3.0], 9, logit_bias={2: 100.0}) == [2] * 9
@@ -419,23 +445,34 @@ def test_a_broken_model_is_not_blamed_on_the_options() -> None:
         ("logit_bias", {1: math.inf}),
         ("logit_bias", {-1: 1.0}),
         ("logit_bias", {"5": 1.0}),
+        ("logit_bias", [1]),
         ("min_tokens", -1),
         ("min_tokens", 17),
         ("bad_words", [""]),
         ("bad_words", [[]]),
         ("bad_words", [5]),
         ("bad_words", [[-1]]),
+        ("bad_words", 5),
+        ("bad_words", [b"ab"]),
         ("allowed_token_ids", []),
         ("allowed_token_ids", [-3]),
+        ("allowed_token_ids", 5),
         ("logits_processors", ["not a function"]),
+        ("logits_processors", len),
+        ("stop_when", len),
         ("seed", 2**64),
         ("seed", 0.5),
         ("n", 0),
         ("max_tokens", -1),
         ("stop", [""]),
         ("stop", [5]),
+        ("stop", 5),
+        ("stop", None),
+        ("stop", (word for word in ["a"])),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", ["</s>"]),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", b"ab"),
         ("logprobs", -1),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from engine.conftest import PROMPTS, configured, drafter_of, engine_of, ids, plain
 from forerun import Sampling
 from forerun.drafters.base import Drafter
-from forerun.drafters.fake import Never, Oracle
+from forerun.drafters.fake import Never, Oracle, Script
 from forerun.drafters.ngram import Ngram
 from forerun.drafters.small import Small
 from forerun.engine import core
@@ -117,6 +117,23 @@ def test_sp_6_through_the_engine(make, tau):
         assert stats.mean_accepted_length == tau
         # Without a draft once, where one token was left.
         assert stats.drafting_rounds == stats.target_steps - (0 if tau == 5 else 1)
+
+
+@pytest.mark.parametrize("mode", ["rejection", "coupled"])
+def test_what_a_form_does_to_drafts_is_counted_in_both_modes(mode):
+    """Drafts that are drawn meet the form before they are, those of a lookup when they are verified: all of the former
+    are masked, and what the target's filter refuses of them is not laid to the form.
+    """
+
+    def no_three(tokens, logits):
+        logits[3] = -math.inf
+        return logits
+
+    sampling = Sampling(temperature=1, top_k=2, seed=4, max_tokens=20, logits_processors=[no_three])
+    for drafter, what in ((drafter_of("other small", {}, 7), "masked"), (Script(lambda view: [3]), "rejected")):
+        [done] = engine_of(history_model(7, seed=3), drafter, verify_mode=mode).generate([[1, 2]], sampling)
+        assert done.stats.verified > done.stats.accepted
+        assert done.stats.invalid_positions == {f"grammar {what}": done.stats.verified}
 
 
 def test_sp_7_passes_of_a_small_draft_model():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -310,10 +311,7 @@ def test_a_target_that_raises_fails_only_the_requests_of_that_step():
 
 
 def test_a_processor_that_raises_fails_its_own_request_only():
-    """The error of one request's logits processor is that request's; its batch-mates are as alone.
-
-    In `rejection` mode a mate's next round may be a plain one, if the drafter ran the processor as well.
-    """
+    """The error of one request's logits processor is that request's; its batch-mates are as alone."""
 
     def processor(tokens, logits):
         if len(tokens) == 6:
@@ -336,6 +334,86 @@ def test_a_processor_that_raises_fails_its_own_request_only():
     with pytest.raises(ZeroDivisionError):
         engine.result(requests[2])
     idle(engine)
+
+
+FAILING = {
+    "raises": (lambda logits: [][0], IndexError),
+    "returns another shape": (lambda logits: logits[:2], OptionError),
+    "returns nothing": (lambda logits: None, AttributeError),
+}
+
+
+@pytest.mark.parametrize("how", FAILING)
+@pytest.mark.parametrize("mode", [*MODES, ("rejection", WARM, "rejection")], ids=lambda mode: mode[0])
+def test_a_processor_that_fails_while_drafting_costs_no_other_request_its_drafts(how, mode):
+    """The draft model runs the processor at every slot. Where it fails that request's draft ends; batch-mates have the
+    very rounds they have alone, and the request goes on to the place at which plain decoding fails.
+    """
+    _, sampling, verify_mode = mode
+    answer, error = FAILING[how]
+
+    def processor(tokens, logits):
+        return answer(logits) if len(tokens) == 6 else logits
+
+    broken = replace(sampling, logits_processors=[processor])
+    make = lambda: engine_of(  # noqa: E731
+        history_model(7, seed=3), drafter_of("other small", {}, 7), verify_mode=verify_mode
+    )
+    alone = [make().generate([prompt], sampling)[0] for prompt in PROMPTS[:2]]
+    engine = make()
+    *mates, strange = engine.submit([*PROMPTS[:2], [5, 5]], [sampling, sampling, broken])
+    while any(request.finish_reason is None for request in (*mates, strange)):
+        engine.step()
+        engine.audit()
+    for request, one in zip(mates, alone, strict=True):
+        assert same(engine.result(request), one)
+        assert request.stats == one.stats
+    with pytest.raises(error):
+        engine.result(strange)
+    assert len(strange.output) == 4
+    if mode[0] != "rejection":
+        assert strange.output == plain(history_model(7, seed=3), [[5, 5]], sampling, verify_mode)[5, 5][:4]
+    idle(engine)
+
+
+@pytest.mark.parametrize("kind", ["never", "coin", "other small"])
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode[0])
+def test_a_processor_that_raises_behind_a_refused_draft_fails_nothing(kind, mode):
+    """One that raises at every history but those of plain decoding: drafts lead it astray, and the ids are the same."""
+    _, sampling, verify_mode = mode
+    known = plain(history_model(7, seed=3), PROMPTS, sampling, verify_mode)
+    texts, astray = [[*prompt, *output] for prompt, output in known.items()], []
+
+    def processor(tokens, logits):
+        if all(text[: len(tokens)] != tokens for text in texts):
+            astray.append(tokens)
+            raise KeyError("on purpose")
+        return logits
+
+    engine = engine_of(history_model(7, seed=3), drafter_of(kind, known, 7), verify_mode=verify_mode)
+    done = drive(engine, engine.submit(PROMPTS, replace(sampling, logits_processors=[processor])))
+    assert ids(done) == list(known.values())
+    assert astray
+    assert all(completion.stats.drafted for completion in done)
+    idle(engine)
+
+
+@pytest.mark.parametrize("place", range(1, 9))
+def test_a_processor_that_raises_behind_the_end_is_not_reached(place):
+    """A draft goes on behind the end of an answer, where the processor raises: it ends there, at every place of a
+    block.
+    """
+    known = plain(history_model(7, seed=3), [[1, 2, 3]], GREEDY)
+    output = known[1, 2, 3]
+
+    def processor(tokens, logits):
+        if len(tokens) >= 3 + place:
+            raise KeyError("on purpose")
+        return logits
+
+    ending = replace(GREEDY, stop_when=[lambda tokens: len(tokens) == 3 + place], logits_processors=[processor])
+    [done] = engine_of(history_model(7, seed=3), Oracle(known), num_speculative_tokens=4).generate([[1, 2, 3]], ending)
+    assert (done.token_ids, done.finish_reason) == (output[:place], "stop")
 
 
 def test_nothing_left_to_draw_fails_its_own_request_only():

@@ -201,7 +201,8 @@ def test_drafters_are_asked_for_exactly_what_was_planned():
 
 @pytest.mark.parametrize("name", ["small", *SETTINGS])
 def test_serial_drafters_ask_before_every_slot(name):
-    """Told to stop at slot 3, every drafter drafts 2 tokens, and the target sees no more rows."""
+    """Told to stop at slot 3, every drafter drafts 2 tokens, and the target sees no more rows. Its call counts as one
+    for 3 slots, that of a block as one for all 4."""
     target = history_model(7, seed=3)
     drafter = Small(history_model(7, seed=4), 7) if name == "small" else drafting(name, target)
     asked = []
@@ -210,13 +211,16 @@ def test_serial_drafters_ask_before_every_slot(name):
         asked.append((k, confidence))
         return k < 3
 
-    engine = spied(Spy(keep=keep), drafter, config={"num_speculative_tokens": 4}, target=target)
+    spy = Spy(keep=keep)
+    engine = spied(spy, drafter, config={"num_speculative_tokens": 4}, target=target)
     [done] = engine.generate([PROMPTS[0]], GREEDY)
     assert done.token_ids == plain(history_model(7, seed=3), [PROMPTS[0]], GREEDY)[tuple(PROMPTS[0])]
     assert {k for k, _ in asked} == {1, 2, 3}
     assert all(0 < confidence <= 1 for _, confidence in asked)
     assert len(done.stats.verified_by_position) == 2
     assert max(engine.target.passes) == 3
+    computed = max(n for _, calls in spy.times for call in calls for n in call.lengths)
+    assert computed == (3 if drafter.max_draft is None else 4)
 
 
 def test_sp_5_a_threshold_acts_on_the_confidence_of_the_slot():

@@ -65,3 +65,18 @@ def test_seeds_of_every_size(seed):
     engine = engine_of(history_model(7, seed=3))
     [done] = engine.generate([PROMPT], Sampling(seed=seed, max_tokens=9))
     assert same(engine.generate([PROMPT], Sampling(seed=done.seed, max_tokens=9))[0], done)
+
+
+def test_coupled_noise_is_made_once_for_a_draft_and_its_verification(monkeypatch):
+    """A large row of Gumbel noise takes longer than a draw: target and draft of one position share it."""
+    made = []
+
+    def counting(self, position, size, real=Noise.gumbel):
+        made.append(position)
+        return real(self, position, size)
+
+    monkeypatch.setattr(Noise, "gumbel", counting)
+    engine = engine_of(history_model(7, seed=3), drafter_of("small", {}, 7), verify_mode="coupled")
+    [done] = engine.generate([PROMPT], Sampling(temperature=0.9, seed=77, max_tokens=16))
+    assert done.stats.accepted == done.stats.verified > 0
+    assert made == list(range(3, 3 + 16))

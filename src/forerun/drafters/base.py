@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from forerun.sampling import DRAFT, NOTHING, Noise, Row, Sampling, VerifyMode, distribution, draw, draw_coupled
+from forerun.sampling import DRAFT, NOTHING, Noise, Row, Sampling, VerifyMode, draw, draw_coupled, try_distribution
 from forerun.verify import Draft, Proposal
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from forerun.target.base import Target
     from forerun.target.blocks import BlockKey
     from forerun.target.load import Device, Dtype
+
+logger = logging.getLogger("forerun")
 
 KeepDrafting = Callable[["DraftView", int, float], bool]
 """`keep_drafting(view, k, c_k)`: whether slot k (from 1) is worth drafting; asked before x_k is drawn."""
@@ -164,7 +167,8 @@ def draw_drafts(
     """The next draft token of each view from the drafter's logits [R, V] over the target's ids.
 
     Returns the tokens and the law [R, V] each was drawn from: to be passed on as it is, in rejection mode at T > 0.
-    A token is `NOTHING` where there is no law: masks leave nothing that the drafter knows, or the logits are NaN.
+    A token is `NOTHING` where there is no law: masks leave nothing that the drafter knows, the logits are NaN, or the
+    request's own logits processor raised. That looks at the tokens before, so a draft that ends there is exact.
     """
     import torch
 
@@ -172,7 +176,9 @@ def draw_drafts(
         Row(view.sampling, view.tokens, view.prompt_length, prefix, view.end_ids)
         for view, prefix in zip(views, drafted, strict=True)
     ]
-    probs = distribution(logits, rows)
+    probs, errors = try_distribution(logits, rows)
+    for r, error in errors.items():
+        logger.warning("request %d has no law to draft from; its draft ends there", views[r].request_id, exc_info=error)
     top = probs.max(-1)
     tokens = top.indices.where(top.values > 0, NOTHING)
     sampled = [r for r, view in enumerate(views) if not is_deterministic(view)]
@@ -192,7 +198,7 @@ def _draw(probs: Tensor, views: Sequence[DraftView], slots: Sequence[int], mode:
     if mode == "rejection":
         numbers = [v.noise.uniforms(v.anchor, DRAFT, k + 1)[k] for v, k in zip(views, slots, strict=True)]
         return draw(probs, torch.tensor(numbers, dtype=torch.float64, device=probs.device))
-    noise = [v.noise.gumbel(v.anchor + 1 + k, probs.shape[-1]) for v, k in zip(views, slots, strict=True)]
+    noise = [v.noise.gumbel_for_draft(v.anchor + 1 + k, probs.shape[-1]) for v, k in zip(views, slots, strict=True)]
     return draw_coupled(probs, torch.from_numpy(np.stack(noise)).to(probs.device))
 
 

@@ -145,7 +145,9 @@ class EngineCore:
         reached = [part for part in parts if part.work.is_round]
         rounds, row = [], 0
         for part in reached:
-            rounds.append(Round(part.work.request, part.draft, row))
+            drafter = part.proposed.drafter
+            drawn = drafter is not None and self.drafters.named(drafter).draws
+            rounds.append(Round(part.work.request, part.draft, row, drawn))
             row += len(part.draft.tokens) + 1
         for part, outcome in zip(reached, judge(rounds, logits) if rounds else (), strict=True):
             part.outcome = outcome

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from forerun.engine.request import Request
-from forerun.sampling import ACCEPT, FINAL, Row, TokenLogprob, distribution, logprobs
+from forerun.sampling import ACCEPT, FINAL, Row, TokenLogprob, distribution, logprobs, try_distribution
 from forerun.verify import Draft, Verdict, couple_packed, reject_packed
 
 if TYPE_CHECKING:
@@ -24,10 +24,18 @@ class Round:
     request: Request
     draft: Draft
     first_row: int
+    drawn: bool = False
+    """Whether the drafter draws from laws, so that a draft of a sampled request without any is no point mass."""
 
     @property
     def rows(self) -> range:
         return range(self.first_row, self.first_row + len(self.draft.tokens) + 1)
+
+    @property
+    def positions(self) -> range:
+        """Of the tokens that these rows are the laws of."""
+        first = self.request.anchor + 1
+        return range(first, first + len(self.draft.tokens) + 1)
 
     @property
     def coupled(self) -> bool:
@@ -36,7 +44,7 @@ class Round:
 
 
 Outcome = tuple[int, int] | Exception
-"""(accepted, next token), or what the request's own processors raised."""
+"""(accepted, next token), or what the request's own processors raised where its next token is due."""
 
 
 def judge(rounds: Sequence[Round], logits: Tensor) -> Sequence[Outcome]:
@@ -46,14 +54,14 @@ def judge(rounds: Sequence[Round], logits: Tensor) -> Sequence[Outcome]:
     except Exception as error:
         if len(rounds) == 1:
             return [error]
-        # Some request's logits processor, most likely. A row's law does not depend on the others: each one alone then.
-        alone = [(Round(one.request, one.draft, 0), logits[one.rows.start : one.rows.stop]) for one in rounds]
+        # Some request's draft, most likely. A verdict does not depend on the others: each one alone then.
+        alone = [(replace(one, first_row=0), logits[one.rows.start : one.rows.stop]) for one in rounds]
         return [judge([one], own)[0] for one, own in alone]
 
 
-def _judge(rounds: Sequence[Round], logits: Tensor) -> list[tuple[int, int]]:
-    laws = distribution(logits, [row for one in rounds for row in _places(one)])
-    verdicts: list[tuple[int, int]] = [(0, 0)] * len(rounds)
+def _judge(rounds: Sequence[Round], logits: Tensor) -> list[Outcome]:
+    laws, errors = try_distribution(logits, [row for one in rounds for row in _places(one)])
+    outcomes: list[Outcome] = [(0, 0)] * len(rounds)
     for coupled in (False, True):
         mine = [i for i, one in enumerate(rounds) if one.coupled is coupled]
         if not mine:
@@ -62,20 +70,32 @@ def _judge(rounds: Sequence[Round], logits: Tensor) -> list[tuple[int, int]]:
         own = laws if len(group) == len(rounds) else laws[[row for one in group for row in one.rows]]
         verdict = (_couple if coupled else _reject)(group, own)
         for i, accepted, token in zip(mine, verdict.accepted.tolist(), verdict.next_token.tolist(), strict=True):
-            verdicts[i] = accepted, token
+            outcomes[i] = _outcome(rounds[i], accepted, token, errors)
             _count_masks(rounds[i], accepted, laws)
-    return verdicts
+    return outcomes
+
+
+def _outcome(one: Round, accepted: int, token: int, errors: Mapping[int, Exception]) -> Outcome:
+    """The verdict, which may have come to a row without a law because the request's own options raised there.
+
+    Behind accepted drafts the error waits for a round of its own: the last of them is emitted as the next token. Plain
+    decoding fails at that place and no earlier, and not at all where a stop rule fires before it.
+    """
+    error = errors.get(one.first_row + accepted)
+    if error is None:
+        return accepted, token
+    return (accepted - 1, one.draft.tokens[accepted - 1]) if accepted else error
 
 
 def _count_masks(one: Round, accepted: int, laws: Tensor) -> None:
     """What the form of the answer did to a draft, for the books: nothing is decided here.
 
-    In coupled mode the draft's law is not kept, so that what was masked in it cannot be told.
+    Coupled mode does not keep the law a draft was drawn from; whether there was one is known all the same.
     """
     draft, request = one.draft, one.request
     if not (draft.tokens and request.sampling.logits_processors):
         return
-    if draft.probs is not None:
+    if draft.probs is not None or (one.drawn and one.coupled):
         request.stats.record_invalid("grammar", "masked", len(draft.tokens))
     elif accepted < len(draft.tokens) and laws[one.first_row + accepted, draft.tokens[accepted]] == 0:
         request.stats.record_invalid("grammar", "rejected")
@@ -107,11 +127,7 @@ def _uniforms(one: Round, purpose: int, count: int) -> np.ndarray:
 
 
 def _couple(rounds: Sequence[Round], laws: Tensor) -> Verdict:
-    noise = [
-        one.request.noise.gumbel(one.request.anchor + 1 + j, laws.shape[-1])
-        for one in rounds
-        for j in range(len(one.draft.tokens) + 1)
-    ]
+    noise = [row for one in rounds for row in one.request.noise.gumbel_for_target(one.positions, laws.shape[-1])]
     return couple_packed([one.draft for one in rounds], laws, torch.from_numpy(np.stack(noise)).to(laws.device))
 
 

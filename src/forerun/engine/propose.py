@@ -44,10 +44,14 @@ class LoadedDrafter:
         return not self.drafter.taps
 
     @property
+    def draws(self) -> bool:
+        """Whether it draws its drafts of sampled requests from laws, those of the request's own options."""
+        return not (self.config.draft_sample_method == "greedy" or self.drafter.deterministic)
+
+    @property
     def exposed(self) -> bool:
         """Whether its confidences may know tokens that are not decided yet (in rejection mode, above temperature 0)."""
-        greedy = self.config.draft_sample_method == "greedy"
-        return not (greedy or self.drafter.deterministic or self.drafter.blind or self.drafter.max_draft == 0)
+        return self.draws and not (self.drafter.blind or self.drafter.max_draft == 0)
 
     def allowed(self, request: Request) -> bool:
         """Whether the request wants it."""
@@ -174,8 +178,14 @@ def _ask(
         return []
     for (i, view), draft in zip(asked, drafts, strict=True):
         _take(entry, proposed[i], _checked(entry, draft, view, works[i].request, asking.vocab_size), works[i].request)
-    made = [min(len(draft.tokens), view.k) for draft, view in zip(drafts, views, strict=True)]
-    return [DraftTime(entry.name, made, [len(view.tokens) for view in views], seconds)]
+    computed = [_computed(entry.drafter, draft, view) for draft, view in zip(drafts, views, strict=True)]
+    return [DraftTime(entry.name, computed, [len(view.tokens) for view in views], seconds)]
+
+
+def _computed(drafter: Drafter, draft: Draft, view: DraftView) -> int:
+    """K that a call was for, whatever came of it: a block is one pass over all its slots (only blocks have a longest
+    draft); slot by slot, the pass that told c_k of the slot that was refused was made as well."""
+    return view.k if drafter.max_draft is not None else min(view.k, len(draft.tokens) + 1)
 
 
 def _take(entry: LoadedDrafter, proposed: Proposed, draft: Draft, request: Request) -> None:

@@ -33,7 +33,7 @@ class DecodingStats:
     target_steps: int = 0
     """Target steps after the prefill, plain ones included."""
     invalid_drafts: int = 0
-    """Rounds whose draft ended before a non-finite law or an id outside the vocabulary."""
+    """Rounds whose draft ended before a law that is not finite or was not made, or an id outside the vocabulary."""
     drafter_faults: int = 0
     """Rounds the drafter raised in."""
     preemptions: int = 0

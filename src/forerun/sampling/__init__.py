@@ -5,13 +5,13 @@ three cannot disagree. Randomness is a pure function of its key (`Noise`).
 
     options.py   Sampling and its checks
     adjust.py    Row; masks, biases and penalties before the temperature
-    law.py       distribution: temperature, filters, one softmax
+    law.py       distribution, try_distribution: temperature, filters, one softmax
     noise.py     Noise
     tokens.py    draw, draw_coupled, logprobs
 """
 
 from forerun.sampling.adjust import Row, adjust
-from forerun.sampling.law import distribution, one_hot
+from forerun.sampling.law import distribution, one_hot, try_distribution
 from forerun.sampling.noise import ACCEPT, DRAFT, FINAL, GUMBEL, Noise
 from forerun.sampling.options import (
     GREEDY_BELOW,
@@ -45,5 +45,6 @@ __all__ = [
     "draw_coupled",
     "logprobs",
     "one_hot",
+    "try_distribution",
     "undrawable",
 ]

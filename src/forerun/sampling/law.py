@@ -38,7 +38,7 @@ def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     import torch
 
     assert logits.shape[0] == len(rows), (logits.shape, len(rows))
-    wide = logits if logits.dtype == torch.float64 else logits.float()
+    wide = _widened(logits)
     if any(row.adjusted for row in rows):
         wide = wide.clone() if wide is logits else wide
         for start, end in _runs(rows, lambda row: row.block if row.adjusted else None):
@@ -46,6 +46,36 @@ def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
                 adjust_block(wide[start:end], rows[start:end])
     parts = [_shape(wide[start:end], rows[start].sampling) for start, end in _runs(rows, lambda r: r.sampling.shaping)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def try_distribution(logits: Tensor, rows: Sequence[Row]) -> tuple[Tensor, dict[int, Exception]]:
+    """`distribution`, where what a request's own options raise (a logits processor) costs no other row its law.
+
+    Returns:
+        Probabilities [N, V], NaN at a row that raised; and by row what it raised.
+    """
+    import torch
+
+    try:
+        return distribution(logits, rows), {}
+    except Exception:  # whose it is shows below: each row alone has the bits it has among others
+        pass
+    laws, errors = [], {}
+    for r, row in enumerate(rows):
+        own = logits[r : r + 1]
+        try:
+            laws.append(distribution(own, [row]))
+        except Exception as error:
+            errors[r] = error
+            laws.append(torch.full_like(_widened(own), math.nan))
+    return torch.cat(laws), errors
+
+
+def _widened(logits: Tensor) -> Tensor:
+    """Half precision as float32; the tensor itself where it is wide enough."""
+    import torch
+
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _runs(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> Iterator[tuple[int, int]]:

@@ -1,8 +1,9 @@
-"""Randomness as a pure function of its key: nothing is stored and nothing is rewound."""
+"""Randomness as a pure function of its key: nothing is rewound, and what is stored changes no number."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ class Noise:
     """
 
     seed: int
+    _drafted: dict[tuple[int, int], np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Gumbel rows that drafts have read, by position and vocabulary size, until the target has read them."""
 
     @classmethod
     def of(cls, seed: int, sample: int = 0) -> Noise:
@@ -50,6 +53,19 @@ class Noise:
         # those win an argmax. The largest k would round up to 1, and its logarithm to infinity, hence the minimum.
         uniform = np.minimum(_stream(self.seed, position, GUMBEL).random(vocab_size) + 2.0**-54, 1 - 2.0**-53)
         return -np.log(-np.log1p(-uniform))
+
+    def gumbel_for_draft(self, position: int, vocab_size: int) -> np.ndarray:
+        """`gumbel` [V], kept for the target's row of this position: a large row takes longer than a draw. Read only."""
+        key = position, vocab_size
+        if key not in self._drafted:
+            self._drafted[key] = self.gumbel(position, vocab_size)
+        return self._drafted[key]
+
+    def gumbel_for_target(self, positions: Sequence[int], vocab_size: int) -> list[np.ndarray]:
+        """`gumbel` [V] at each position of a verify block, made where no draft has read it. All that was kept goes."""
+        rows = [self._drafted.get((position, vocab_size)) for position in positions]
+        self._drafted.clear()
+        return [self.gumbel(p, vocab_size) if row is None else row for p, row in zip(positions, rows, strict=True)]
 
 
 @lru_cache(maxsize=4096)
