@@ -17,7 +17,11 @@ FLOORS = {
     "errors": 0, "folders": 0, "journal": 0, "sampling": 0, "embedded": 0, "verify": 1, "target": 1, "budget": 1,
     "drafters": 2, "engine": 3, "interop": 3, "serve": 4, "bench": 4, "training": 4, "cli": 5, "__main__": 6,
 }  # fmt: skip
-SIDEWAYS = {("sampling", "errors"), ("drafters.dspark", "drafters.dflash")}  # DSpark has a DFlash backbone
+SIDEWAYS = {
+    ("sampling", "errors"),
+    ("folders", "errors"),
+    ("drafters.dspark", "drafters.dflash"),
+}  # DSpark has a DFlash backbone
 SHARED = {
     "__init__", "base", "cache", "chain", "checkpoint", "config", "features", "layers", "learned", "losses", "tables",
     "vocabulary",

@@ -34,6 +34,11 @@ def denied(refused: Refused, tmp_path: Path) -> Refused:
     return call
 
 
+NESTED = '{"prompt": ' + "[" * 100_000
+"""Deeper than Python's reader of JSON goes."""
+DIGITS = '{"prompt": [' + "9" * 5000 + "]}"
+"""JSON, with a number of more digits than Python reads."""
+
 VALUES = [
     (["--temperature", "-1"], "--temperature"),
     (["--temperature", "nan"], "--temperature"),
@@ -59,6 +64,7 @@ VALUES = [
     (["--frequency-penalty", "-2.5"], "--frequency-penalty"),
     (["--logit-bias", "{5: 1}"], "--logit-bias"),
     (["--logit-bias", "[1]"], "--logit-bias"),
+    (["--logit-bias", NESTED], "--logit-bias"),
     (["--logit-bias", '{"5": 1e999}'], "--logit-bias"),
     (["--stop-token-ids", "1,x"], "--stop-token-ids"),
     (["--stop", ""], "--stop"),
@@ -84,12 +90,16 @@ VALUES = [
     (["--speculative-config", "missing.yaml"], "--speculative-config"),
     (["--speculative-config.method", "mtp"], "--speculative-config.method"),
     (["--speculative-config.method"], "--speculative-config.method"),
+    (["--speculative-config.min_draft", "9" * 5000], "--speculative-config.min_draft"),
+    (["--speculative-config.min_draft", "[" * 5000], "--speculative-config.min_draft"),
+    (["--num-speculative-tokens", "3"], "--num-speculative-tokens"),
+    (["--revision", "main"], "--revision"),
     (["--drafter", "mtp"], "--drafter"),
     (["--drafter", "ngram", "--speculative-config", '{"method": "ngram"}'], "--drafter"),
 ]
 
 
-@pytest.mark.parametrize(("flags", "named"), VALUES, ids=[" ".join(flags) for flags, _ in VALUES])
+@pytest.mark.parametrize(("flags", "named"), VALUES, ids=[" ".join(flags)[:70] for flags, _ in VALUES])
 def test_a_value_that_cannot_be_used_names_its_option(
     denied: Refused, tiny_qwen3_dir: Path, flags: list[str], named: str
 ) -> None:
@@ -150,6 +160,39 @@ def test_prompt_lines_that_are_not_understood(denied: Refused, line: str) -> Non
     assert message.startswith("--prompts: line 2")
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [(NESTED, "is nested too deep"), (DIGITS, "has a number of too many digits")],
+    ids=["nested", "digits"],
+)
+def test_json_that_python_cannot_read_is_told_in_one_line(
+    denied: Refused, refused: Refused, tmp_path: Path, line: str, said: str
+) -> None:
+    """It is no mistake of the grammar: with the number of the line in a file, with the option where it was typed."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(f'{{"prompt": "fine"}}\n{line}\n')
+    assert denied("--prompts", prompts) == f"--prompts: line 2 {said}"
+    predict = tmp_path / "measured.json"
+    predict.write_text(line)
+    assert refused("simulate", "--predict", predict).startswith(f"--predict: cannot read {predict}: ")
+    assert refused("serve", "embedded", "--override-generation-config", line).endswith(f": {said}")
+    out = tmp_path / "out"
+    assert refused("data", "prepare", prompts, "--out", out, "--chat-template-kwargs", line) == (
+        f"--chat-template-kwargs: {said}"
+    )
+
+
+def test_a_key_without_a_value_is_told_as_that(denied: Refused) -> None:
+    """Not as a key that was misspelt."""
+    assert denied("--prompts", "-", stdin=b'{"prompt": null}') == "--prompts: line 1: 'prompt' is null"
+    assert "has no keys" in denied("--prompts", "-", stdin=b"{}")
+
+
+def test_standard_input_without_a_prompt(denied: Refused) -> None:
+    """By its name, not by the dash that stands for it."""
+    assert denied("--prompts", "-") == "--prompts: standard input holds no prompt"
+
+
 def test_prompt_longer_than_the_window(denied: Refused, tiny_qwen3_dir: Path) -> None:
     """The window and the length are told, and in a file the line."""
     line = denied("--target", tiny_qwen3_dir, "--prompt", "x" * 300)
@@ -164,6 +207,8 @@ def test_conversations_need_a_chat_template(denied: Refused, model: Path) -> Non
     stdin = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
     assert "no chat template" in denied("--target", model, "--prompts", "-", stdin=stdin)
     assert denied("--target", model, "--chat", stdin=b"hi\n").startswith("--chat: ")
+    line = denied("--target", model, "--prompt", "hi", "--apply-chat-template")
+    assert line == "--apply-chat-template: the model has no chat template"
 
 
 def test_a_chat_that_the_template_refuses(denied: Refused, model: Path) -> None:
@@ -188,6 +233,42 @@ def test_missing_target(denied: Refused) -> None:
     """A path that does not exist; what was looked for is told."""
     assert denied("--prompt", "x", "--target", "./no/such/model").startswith("--target: ")
     assert denied("--prompt", "x", "--target", "missing.gguf").startswith("--target: missing.gguf does not exist")
+
+
+def test_a_revision_is_of_the_hub(denied: Refused, refused: Refused, tiny_qwen3_dir: Path, tmp_path: Path) -> None:
+    """What is here has none: it is not left out in silence."""
+    assert denied("--prompt", "x", "--revision", "main").startswith("--revision: embedded is no model of the hub")
+    prepare = ("data", "prepare", tmp_path, "--out", tmp_path / "out", "--target", tiny_qwen3_dir)
+    assert refused(*prepare, "--revision", "main").startswith(f"--revision: {tiny_qwen3_dir} is no model of the hub")
+
+
+def test_a_length_of_drafts_needs_a_drafter(denied: Refused, refused: Refused) -> None:
+    """Before anything is loaded; K = 0 is plain decoding, which it asks for."""
+    said = "--num-speculative-tokens: nothing drafts; name a --drafter, or leave it out"
+    assert denied("--prompt", "x", "--num-speculative-tokens", "3") == said
+    assert refused("serve", "embedded", "--num-speculative-tokens", "3") == said
+
+
+def test_measured_costs_are_kept_in_a_folder(denied: Refused, tmp_path: Path) -> None:
+    """A file there would never be read."""
+    (tmp_path / "costs.json").touch()
+    line = denied("--prompt", "x", "--calibration-cache", tmp_path / "costs.json")
+    assert line == f"--calibration-cache: {tmp_path / 'costs.json'} is a file; name a folder, or off"
+
+
+@pytest.mark.parametrize("content", [NESTED, DIGITS], ids=["nested", "digits"])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_config_that_python_cannot_read(denied: Refused, model: Path, name: str, content: str) -> None:
+    """Its file is named."""
+    (model / name).write_text(content)
+    assert denied("--prompt", "x", "--target", model).startswith(f"--target: {model / name} is not valid JSON: ")
+
+
+def test_a_header_that_python_cannot_read(denied: Refused, model: Path) -> None:
+    """Of a file of weights."""
+    header = NESTED.encode()
+    (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "is not a safetensors file" in denied("--prompt", "x", "--target", model)
 
 
 def test_truncated_safetensors(denied: Refused, model: Path) -> None:

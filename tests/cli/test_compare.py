@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from cli.conftest import Run
 from forerun.bench.comparing.study import CONFIDENCE
 from forerun.cli import lineup
+from forerun.cli.bench_load import LoadFlags
+from forerun.cli.compare import CompareFlags
 from tiny import qwen3, save_tokenizer
 
 PROMPTS = '{"prompt": "def f(x):\\n"}\n{"prompt": "a b a b a b"}\n'
@@ -27,6 +30,14 @@ def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
     path.write_text(PROMPTS)
     return path
+
+
+def test_what_bench_load_takes_too_is_declared_once() -> None:
+    """Six flags that read alike in both and stand in the same order there."""
+    shared = ["pairs", "requests", "max_tokens", "temperature", "seed", "ignore_eos"]
+    load, own = (get_type_hints(kind, include_extras=True) for kind in (LoadFlags, CompareFlags))
+    assert {name: load[name] for name in shared} == {name: own[name] for name in shared}
+    assert [name for name in load if name in shared] == [name for name in own if name in shared] == shared
 
 
 def test_two_drafters_beside_plain_decoding(

@@ -87,7 +87,10 @@ def test_a_file_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_output_that_cannot_be_is_told_at_once(tmp_path: Path) -> None:
-    """A folder, or a file in a folder that does not exist."""
-    for place in (tmp_path, tmp_path / "none" / "x"):
+    """A folder, a file in a folder that does not exist, or in what is a file itself; no name at all."""
+    (tmp_path / "question.txt").touch()
+    for place in (tmp_path, tmp_path / "none" / "x", tmp_path / "question.txt" / "x"):
         with pytest.raises(OptionError, match=r"^--output: "):
             console.Output(str(place))
+    with pytest.raises(OptionError, match=r"^--output: is empty; name a file"):
+        console.Output("")

@@ -336,6 +336,7 @@ def test_regenerate_by_a_server(run: Run, prompts: Path, tmp_path: Path, monkeyp
 WRONG_REGENERATE = [
     (["--out", "no/a.jsonl"], "--out: the folder"),
     (["--out", "."], "--out: . is a folder"),
+    (["--out", "prompts.jsonl/answers"], "--out: the folder"),
     ([], "--out: is required"),
     (["--out", "a", "--limit", "0"], "--limit: must be at least 1"),
     (["--out", "a", "--temperature", "-1"], "--temperature: "),

@@ -55,10 +55,11 @@ def _adapts(folder: Path) -> bool:
         return engine.core.schedule.scheduler.adapts
 
 
-def test_the_embedded_models_are_profiled(run: Run, tmp_path: Path) -> None:
+def test_a_profile_is_shown_and_drawn(run: Run, tiny_qwen3_dir: Path, tiny_small_dir: Path, tmp_path: Path) -> None:
     """Table on the screen, pictures with their data; where it is kept is said on stderr."""
     plots = tmp_path / "plots"
-    ran = run("profile", "embedded", "--drafter", "ngram,small", *QUICK, "--plots", plots, "--threads", 1)
+    pair = ("--drafter", "ngram", "--drafter", tiny_small_dir)
+    ran = run("profile", tiny_qwen3_dir, *pair, *QUICK, "--plots", plots, "--threads", 1)
     assert ran.code == 0, ran.err
     assert "rows in a step" in ran.out
     assert "small" in ran.out
@@ -104,9 +105,12 @@ def test_calibration_from_the_command_line(
     assert len(found.keys) == 2
 
 
-def test_calibration_goes_where_it_is_told(run: Run, tmp_path: Path) -> None:
-    """--out: the embedded pair, one temperature; the table as text."""
-    args = ["calibrate", "embedded", "--drafter", "small", "--temperature", 0, "--limit", 8, "--max-tokens", 72]
+def test_calibration_goes_where_it_is_told(
+    run: Run, tiny_qwen3_dir: Path, tiny_small_dir: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """--out: one temperature; the table as text."""
+    args = ["calibrate", tiny_qwen3_dir, "--drafter", tiny_small_dir, "--prompts", prompts]
+    args += ["--temperature", 0, "--max-tokens", 72]
     ran = run(*args, "--num-speculative-tokens", 2, "--out", tmp_path, "--threads", 1)
     assert ran.code == 0, ran.err
     assert "small: rejection, probabilistic, temperature greedy, filters none" in ran.out
@@ -120,7 +124,7 @@ def test_calibration_goes_where_it_is_told(run: Run, tmp_path: Path) -> None:
 def test_a_recommendation_measures_what_is_missing_once(run: Run, tiny_qwen3_dir: Path, prompts: Path) -> None:
     """Costs are measured by the first run and read by the second; acceptance is that of the prompts."""
     args = ["recommend", tiny_qwen3_dir, "--drafter", "ngram", "--prompts", prompts, "--concurrency", "1,4"]
-    args += ["--seconds", 1, "--max-tokens", 12, "--max-num-seqs", 4, "--json"]
+    args += ["--seconds", 0.3, "--max-tokens", 12, "--max-num-seqs", 4, "--json"]
     first = run(*args)
     assert first.code == 0, first.err
     assert "measuring" in first.err
@@ -137,7 +141,7 @@ def test_a_recommendation_measures_what_is_missing_once(run: Run, tiny_qwen3_dir
 def test_two_models_of_a_kind_are_compared(run: Run, tiny_qwen3_dir: Path, tiny_small_dir: Path) -> None:
     """An engine holds one `small`; a comparison of two loads them one after the other."""
     pair = ["--drafter", tiny_small_dir, "--drafter", tiny_qwen3_dir]
-    args = ["recommend", "--target", tiny_qwen3_dir, *pair, "--prompt", "a b c", "--seconds", 1, "--max-tokens", 8]
+    args = ["recommend", "--target", tiny_qwen3_dir, *pair, "--prompt", "a b c", "--seconds", 0.3, "--max-tokens", 8]
     ran = run(*args, "--max-num-seqs", 2, "--json")
     assert ran.code == 0, ran.err
     labels = [one["drafter"] for one in ran.json["verdicts"]]
@@ -149,7 +153,7 @@ def test_two_drafters_in_turn_are_a_choice_too(
 ) -> None:
     """An n-gram that does not always match before a model; both are decoded together once."""
     args = ["recommend", "--target", tiny_qwen3_dir, "--drafter", "ngram", "--drafter", tiny_small_dir]
-    ran = run(*args, "--prompts", prompts, "--seconds", 1, "--max-tokens", 16, "--max-num-seqs", 2, "--json")
+    ran = run(*args, "--prompts", prompts, "--seconds", 0.3, "--max-tokens", 16, "--max-num-seqs", 2, "--json")
     assert ran.code == 0, ran.err
     small = f"small ({tiny_small_dir})"
     assert [one["drafter"] for one in ran.json["verdicts"]] == ["ngram", small, f"ngram, else {small}"]
@@ -167,7 +171,7 @@ def test_a_card_stands_in_for_decoding(
         "Decoding at temperature 0, 8 prompts: mean accepted length 2.5.\n\n| position | 1 | 2 |\n|---|---|---|\n"
         "| `acceptance_by_position` | 0.900 | 0.500 |\n"
     )
-    args = ["recommend", "--target", tiny_qwen3_dir, "--drafter", model, "--prompts", prompts, "--seconds", 1]
+    args = ["recommend", "--target", tiny_qwen3_dir, "--drafter", model, "--prompts", prompts, "--seconds", 0.3]
     args += ["--max-tokens", 8, "--max-num-seqs", 2, "--cards", "--json"]
     [choice] = run(*args).json["choices"]
     assert choice["acceptance"] == {

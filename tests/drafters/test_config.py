@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -332,3 +333,70 @@ def test_the_folder_of_a_run_names_the_drafter_in_it(more, tmp_path):
     (tmp_path / "best" / "config.json").write_text("{}")
     with pytest.raises(ModelError, match=rf"\A--drafter: .* its drafter is {tmp_path / 'best'}\Z"):
         parse_config({"model": str(tmp_path), **more}).build(LoadContext(history_model(8, 0)))
+
+
+def _ours(method: object) -> bytes:
+    return json.dumps({"forerun_format": 1, "method": method}).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[" * 10**6, "cannot be read"),
+        (b'{"forerun_format": ' + b"9" * 5000 + b"}", "cannot be read"),
+        (b"\xff", "cannot be read"),
+        (b"{", "cannot be read"),
+        (_ours(["eagle"]), r"method: \['eagle'\] is none of"),
+        (_ours(None), "method: None is none of"),
+        (_ours("eagle2"), "method: 'eagle2' is none of"),
+        (_ours(".eagle:Eagle"), "method: '.eagle:Eagle' is none of"),
+        (_ours("e" * 400), "method: 'e{1,20}.{3}e{1,20}' is none of"),
+    ],
+    ids=["nested", "digits", "bytes", "no JSON", "list", "null", "unknown", "relative", "endless"],
+)
+def test_a_drafters_config_that_says_no_kind_is_refused_by_its_file(content, said, tmp_path):
+    """Whoever wrote it, what cannot be read, or names no method, ends in one line with the file's name."""
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ModelError, match=rf"\A--drafter: {tmp_path}/config\.json:? {said}"):
+        _ = parse_config({"model": str(tmp_path)}).name
+
+
+def test_a_config_that_no_model_has_is_not_read(tmp_path, monkeypatch):
+    """A file of any size costs no more memory than the largest config."""
+    monkeypatch.setattr("forerun.drafters.config.LARGEST_CONFIG", 50)
+    (tmp_path / "config.json").write_bytes(b" " * 51)
+    with pytest.raises(ModelError, match=r"\A--drafter: .*/config\.json is no config of a model: .* over 50 bytes"):
+        _ = parse_config({"model": str(tmp_path)}).name
+
+
+@pytest.mark.parametrize("method", ["eagle3", "my.drafters:Own"])
+def test_the_kind_of_a_trained_drafter_is_read_from_its_folder(method, tmp_path):
+    """One of the table, or a class of one's own. Without a config, or with somebody else's, it is a small model."""
+    config = parse_config({"model": str(tmp_path)})
+    assert config.name == "small"
+    (tmp_path / "config.json").write_bytes(b'{"model_type": "qwen3"}')
+    assert config.name == "small"
+    (tmp_path / "config.json").write_bytes(_ours(method))
+    assert config.name == method
+
+
+@pytest.mark.parametrize("text", ["ngram,./small-model", "some/model,ngram"])
+def test_a_list_may_name_methods_and_models(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--drafter ngram,./small-model` is two drafters; a folder with a comma in its name is one."""
+    first, second = parse_configs(text)
+    assert {first.method or first.model, second.method or second.model} == set(text.split(","))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ngram,other").mkdir()
+    [one] = parse_configs("ngram,other")
+    assert one.model == "ngram,other"
+
+
+@pytest.mark.parametrize("content", ['{"method": ' + "[" * 100_000, '{"min_draft": ' + "9" * 5000 + "}"])
+@pytest.mark.parametrize("ending", ["json", "yaml", None])
+def test_a_config_that_python_cannot_read_is_refused(content: str, ending: str | None, tmp_path: Path) -> None:
+    """Nested too deep, or with a number of too many digits; a file is named."""
+    file = tmp_path / f"config.{ending}"
+    file.write_text(content)
+    name = "" if ending is None else f"{file} is "
+    with pytest.raises(OptionError, match=rf"\A--speculative-config: {name}neither JSON nor YAML: "):
+        parse_config(content if ending is None else str(file))

@@ -199,9 +199,9 @@ def test_a_dataset_is_replaced_only_on_request(folder: Path) -> None:
 
 
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
-    """A file, and a folder in a folder that is not there; an empty folder can."""
+    """A file, a folder in one that is not there, and one in a file; an empty folder can."""
     (tmp_path / "file").touch()
-    for place in (tmp_path / "file", tmp_path / "no" / "data"):
+    for place in (tmp_path / "file", tmp_path / "no" / "data", tmp_path / "file" / "data"):
         with pytest.raises(OptionError, match="--out: "):
             check_place(place, overwrite=True)
     (tmp_path / "empty").mkdir()

@@ -120,10 +120,14 @@ def test_an_unknown_shape_is_refused_with_its_number_and_keys(content: dict[str,
 def test_content_that_is_not_text_is_left_out() -> None:
     """Pictures, and tool calls whose arguments are no JSON."""
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}
-    broken = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
-    for messages in ([picture], [HI, broken]):
-        with pytest.raises(Dropped):
-            read({"messages": messages})
+    assert_dropped([picture])
+    for arguments in ("{", "[" * 100_000, "9" * 5000):
+        assert_dropped([HI, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}])
+
+
+def assert_dropped(messages: list[Any]) -> None:
+    with pytest.raises(Dropped):
+        read({"messages": messages})
 
 
 def test_emitted_ids_must_be_ids() -> None:
@@ -222,6 +226,10 @@ def test_invalid_utf8_is_left_out_record_by_record(tmp_path: Path) -> None:
         ("a.jsonl", b"[1]\n", "a.jsonl line 1 is of type list"),
         ("a.json", b'["a"]', "a.json record 1 is of type str"),
         ("a.json", b'[{"a": ', "a.json is not JSON"),
+        ("a.json", b"[" * 100_000, "a.json is not JSON"),
+        ("a.json", b"[" + b"9" * 5000 + b"]", "a.json is not JSON"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": ' + b"[" * 100_000 + b"\n", "a.jsonl line 2 is not JSON"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": ' + b"9" * 5000 + b"}", "a.jsonl line 2 is not JSON that can be read"),
         ("a.parquet", b"PAR1", "a.parquet is not a Parquet file"),
     ],
 )

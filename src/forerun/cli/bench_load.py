@@ -14,7 +14,18 @@ import typer
 from forerun.bench.screen import text_of
 from forerun.cli.console import Output, as_json, notes, progress, screen
 from forerun.cli.load import with_drafters
-from forerun.cli.measuring import check_plots, check_rows, numbers, typed
+from forerun.cli.measuring import (
+    IgnoreEosFlag,
+    PairsFlag,
+    RequestsFlag,
+    SeedFlag,
+    TemperatureFlag,
+    TokensFlag,
+    check_plots,
+    check_rows,
+    numbers,
+    typed,
+)
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, PromptFlags, flags
 from forerun.cli.prompts import PromptRecord, named_prompts, prompt_ids, read_prompts
 from forerun.errors import OptionError
@@ -45,14 +56,12 @@ class LoadFlags:
     rate: Annotated[str | None, typer.Option(metavar="LIST", help="Requests a second in an open loop: 0.5,2.")] = None
     fixed: Annotated[str, typer.Option("--fixed", metavar="LIST", help="Values of a fixed K to compare with.")] = "2,4"
     mixed: Annotated[bool, typer.Option("--mixed", help="Also all drafters together; the scheduler chooses.")] = False
-    pairs: Annotated[int, typer.Option(help="Turns in which every way decodes the same requests.")] = 8
-    requests: Annotated[int | None, typer.Option(help="Of each run. Default: twice the concurrency, 8 at least.")] = (
-        None
-    )
-    max_tokens: Annotated[str, typer.Option(metavar="RANGE", help="Of an output: 64, or 32-128, log-uniform.")] = "64"
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0
-    seed: Annotated[int, typer.Option(help="Of lengths, sampling, arrivals and the order of runs.")] = 0
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Decode all the tokens asked for.")] = False
+    pairs: PairsFlag = 8
+    requests: RequestsFlag = None
+    max_tokens: TokensFlag = "64"
+    temperature: TemperatureFlag = 0.0
+    seed: SeedFlag = 0
+    ignore_eos: IgnoreEosFlag = False
     domain: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=FILE", help="Prompts of a domain, instead of --prompts; repeat for a mixture."),

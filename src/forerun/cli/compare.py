@@ -14,7 +14,16 @@ from forerun.bench.screen import text_of
 from forerun.cli.bench_load import LoadFlags
 from forerun.cli.console import Output, as_json, notes, progress, screen, waiting, write_whole
 from forerun.cli.lineup import Lineup
-from forerun.cli.measuring import in_the_way_of, typed
+from forerun.cli.measuring import (
+    IgnoreEosFlag,
+    PairsFlag,
+    RequestsFlag,
+    SeedFlag,
+    TemperatureFlag,
+    TokensFlag,
+    in_the_way_of,
+    typed,
+)
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, PromptFlags, flags
 from forerun.cli.prompts import check_prompts, named_prompts, prompt_ids
 from forerun.errors import OptionError
@@ -40,14 +49,12 @@ class CompareFlags:
     """What is decoded, how often, and where the report goes."""
 
     concurrency: Annotated[str, typer.Option(metavar="LIST", help="Requests decoded together: 1,4,16.")] = "1,4"
-    pairs: Annotated[int, typer.Option(help="Turns in which every way decodes the same requests.")] = PAIRS
-    requests: Annotated[int | None, typer.Option(help="Of each run. Default: twice the concurrency, 8 at least.")] = (
-        None
-    )
-    max_tokens: Annotated[str, typer.Option(metavar="RANGE", help="Of an output: 64, or 32-128, log-uniform.")] = "64"
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0
-    seed: Annotated[int, typer.Option(help="Of lengths, sampling and the order of runs.")] = 0
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Decode all the tokens asked for.")] = False
+    pairs: PairsFlag = PAIRS
+    requests: RequestsFlag = None
+    max_tokens: TokensFlag = "64"
+    temperature: TemperatureFlag = 0.0
+    seed: SeedFlag = 0
+    ignore_eos: IgnoreEosFlag = False
     out: Annotated[
         str | None,
         typer.Option(

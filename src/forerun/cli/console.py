@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from forerun.errors import OptionError
+from forerun.folders import check_writable
 
 PATIENCE = 2.0
 """Seconds after which a wait is shown."""
@@ -109,10 +110,11 @@ class Output:
         self.path = None if path is None else Path(path)
         if self.path is None:
             return
+        if path == "":  # to Path it is the working folder
+            raise OptionError("--output", "is empty; name a file")
         if self.path.is_dir():
             raise OptionError("--output", f"{path} is a folder")
-        if not os.access(self.path.parent, os.W_OK):
-            raise OptionError("--output", f"the folder {self.path.parent} does not exist or cannot be written")
+        check_writable("--output", self.path.parent)
 
     def write(self, text: str) -> None:
         """The whole result, at once."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from forerun.cli.console import notes, waiting
-from forerun.errors import ModelError
+from forerun.errors import ModelError, OptionError
 
 if TYPE_CHECKING:
     from forerun.cli.options import EngineFlags
@@ -27,9 +28,21 @@ def load_engine(flags: EngineFlags, up_to: int | None = None) -> Engine:
     Raises:
         ForerunError: with the flag to change.
     """
-    configs = flags.drafters()  # what is wrong there is told before anything is loaded
+    configs = chosen_drafters(flags)  # what is wrong there is told before anything is loaded
     with waiting("loading"):
         return load_with(flags, configs, up_to)
+
+
+def chosen_drafters(flags: EngineFlags) -> list[SpeculativeConfig]:
+    """The drafters asked for, of a command that decodes plainly without one.
+
+    Raises:
+        OptionError: as `EngineFlags.drafters`; or there is none, and a number of tokens to draft.
+    """
+    configs = flags.drafters()
+    if not configs and flags.num_speculative_tokens:
+        raise OptionError("--num-speculative-tokens", "nothing drafts; name a --drafter, or leave it out")
+    return configs
 
 
 def with_drafters(flags: EngineFlags, doing: str) -> EngineFlags:
@@ -61,11 +74,13 @@ def load_with(
 
 
 def load_target_of(flags: EngineFlags) -> HFTarget:
-    """The target alone. ModelError names --target."""
+    """The target alone. ModelError names --target; OptionError: another flag about it."""
     from forerun.engine import EngineOptions
     from forerun.target.load import load_target
 
     options = EngineOptions.of(flags.options())
+    check_revision(flags.target, flags.revision)
+    _check_cache(flags.calibration_cache)
     try:
         return load_target(
             flags.target,
@@ -78,6 +93,20 @@ def load_target_of(flags: EngineFlags) -> HFTarget:
         )
     except ModelError as error:
         raise _about("--target", error) from error
+
+
+def check_revision(target: str, revision: str | None) -> None:
+    """OptionError: a revision of what is on this machine, which has none."""
+    from forerun.target.load import EMBEDDED
+
+    if revision is not None and (target in EMBEDDED or os.path.exists(target)):
+        raise OptionError("--revision", f"{target} is no model of the hub; leave it out")
+
+
+def _check_cache(choice: str | None) -> None:
+    """OptionError: a file where the folder of measured costs is meant."""
+    if choice is not None and os.path.exists(choice) and not os.path.isdir(choice):
+        raise OptionError("--calibration-cache", f"{choice} is a file; name a folder, or off")
 
 
 def load_drafters_of(flags: EngineFlags, target: HFTarget, configs: Sequence[SpeculativeConfig]) -> list[LoadedDrafter]:

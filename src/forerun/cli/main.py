@@ -186,11 +186,23 @@ def _usage_line(error: Any, args: Sequence[str], known: Sequence[str]) -> str:
     message = str(getattr(error, "message", error)).strip()
     if type(error).__name__ == "MissingParameter":
         message = "is required"
+    if message.startswith("Got unexpected extra argument"):
+        return _extra(message, error.ctx)
     if not option and args and args[0] not in COMMANDS and not args[0].startswith("-"):
         return f"no command is called {args[0]!r}; {nearest(args[0], COMMANDS)}"
     if not option and hasattr(getattr(getattr(error, "ctx", None), "command", None), "commands"):
         return _unnamed(args, error.ctx.command.commands)
     return f"{option}: {message}" if option else message
+
+
+def _extra(message: str, context: Any) -> str:
+    """Words that belong to no option; most often a value was meant, whose blanks part it."""
+    words = message.partition(" (")[2].removesuffix(")")
+    arguments = [param for param in context.command.params if param.param_type_name == "argument"]
+    places = [param.metavar or param.name.upper() for param in arguments]
+    takes = f"{' '.join(places)} and options" if places else "options only"
+    command = context.command_path.removeprefix("forerun ")
+    return f"unexpected extra '{words}': {command} takes {takes}; quote a value that has blanks"
 
 
 def _unnamed(args: Sequence[str], inner: Sequence[str]) -> str:

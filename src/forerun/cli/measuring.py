@@ -28,6 +28,13 @@ TargetArgument = Annotated[
     str | None, typer.Argument(metavar="TARGET", help="As --target: directory, .gguf, hub id, embedded.")
 ]
 
+PairsFlag = Annotated[int, typer.Option(help="Turns in which every way decodes the same requests.")]
+RequestsFlag = Annotated[int | None, typer.Option(help="Of each run. Default: twice the concurrency, 8 at least.")]
+TokensFlag = Annotated[str, typer.Option(metavar="RANGE", help="Of an output: 64, or 32-128, log-uniform.")]
+TemperatureFlag = Annotated[float, typer.Option(help="0 is greedy.")]
+SeedFlag = Annotated[int, typer.Option(help="Of all that is drawn: lengths, sampling, the order of runs.")]
+IgnoreEosFlag = Annotated[bool, typer.Option("--ignore-eos", help="Decode all the tokens asked for.")]
+
 
 def measurable(engine: EngineFlags, target: str | None) -> EngineFlags:
     """The flags with TARGET in place, which is a shorter spelling of --target.
@@ -127,7 +134,13 @@ def typed() -> str:
 
 
 __all__ = [
+    "IgnoreEosFlag",
+    "PairsFlag",
+    "RequestsFlag",
+    "SeedFlag",
     "TargetArgument",
+    "TemperatureFlag",
+    "TokensFlag",
     "check_plots",
     "check_rows",
     "check_seed",

@@ -164,7 +164,7 @@ def _dotted_item(item: str) -> tuple[str, Any]:
     key, _, value = item.partition("=")
     try:
         return key.replace("-", "_"), yaml.safe_load(value)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: endless numbers, impossible dates
         raise OptionError(DOTTED.replace("KEY", key), f"neither JSON nor YAML: {error}") from None
 
 
@@ -256,9 +256,9 @@ def _ids(option: str, items: Sequence[str]) -> list[int]:
 def _bias(text: str) -> dict[int, float]:
     try:
         return {int(token): float(bias) for token, bias in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):  # not JSON, or of another shape
         raise OptionError(
-            "logit_bias", f'must be JSON of token ids and numbers, like {{"5": -2}}; got {text!r}'
+            "logit_bias", f'must be JSON of token ids and numbers, like {{"5": -2}}; got {text!r:.80}'
         ) from None
 
 

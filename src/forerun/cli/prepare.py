@@ -33,8 +33,10 @@ class TargetFlags:
 
     def outline(self, chat_template: str | None) -> Outline:
         with waiting("reading the tokenizer"):
+            from forerun.cli.load import check_revision
             from forerun.target.outline import outline
 
+            check_revision(self.target, self.revision)
             code = self.trust_remote_code
             return outline(self.target, revision=self.revision, trust_remote_code=code, chat_template=chat_template)
 

@@ -49,6 +49,8 @@ class PromptRecord:
         plain = self.prompt or (self.turns[0] if len(self.turns) == 1 and tokenizer.chat_template is None else "")
         if plain and not as_chat:
             return plain if isinstance(plain, str) else list(plain)
+        if tokenizer.chat_template is None and as_chat and plain:
+            raise OptionError("--apply-chat-template", "the model has no chat template")
         if tokenizer.chat_template is None:
             raise OptionError("--prompts", f"{self.where or 'it'} is a conversation; the model has no chat template")
         if not isinstance(plain, str):
@@ -83,7 +85,7 @@ def read_prompts(flags: PromptFlags) -> list[PromptRecord]:
     assert flags.prompts is not None
     records = list(_records(read_text("--prompts", flags.prompts)))
     if not records:
-        raise PromptError("--prompts", f"{flags.prompts} holds no prompt")
+        raise PromptError("--prompts", f"{_name_of(flags.prompts)} holds no prompt")
     return records[: flags.limit]
 
 
@@ -142,7 +144,7 @@ def expand(option: str, value: str) -> str:
 
 def read_text(option: str, path: str) -> str:
     """A file, or standard input for `-`, as strict UTF-8. OptionError names the option."""
-    name = "standard input" if path == "-" else path
+    name = _name_of(path)
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
@@ -156,6 +158,32 @@ def read_text(option: str, path: str) -> str:
         ) from None
 
 
+def _name_of(path: str) -> str:
+    return "standard input" if path == "-" else path
+
+
+def parse_json(option: str, text: str, where: str = "") -> Any:
+    """What a user wrote as JSON.
+
+    Args:
+        option: the text was given by.
+        text: one line, or typed at the option.
+        where: of the option's file it was read, like `line 3`; empty: all of it.
+
+    Raises:
+        OptionError: it is none, or more than Python's reader takes.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        said = f"is not JSON: {error.msg} at column {error.colno}"
+    except RecursionError:
+        said = "is nested too deep"
+    except ValueError:  # all that is left; its own words are about an internal of Python
+        said = "has a number of too many digits"
+    raise OptionError(option, f"{where} {said}" if where else said)
+
+
 def _records(text: str) -> Iterator[PromptRecord]:
     """JSONL if the first character is a brace, else one raw prompt a line; blank lines are skipped."""
     text = text.removeprefix("\ufeff")  # some editors begin a file with a byte order mark
@@ -167,13 +195,12 @@ def _records(text: str) -> Iterator[PromptRecord]:
 
 
 def _parse(line: str, where: str) -> PromptRecord:
-    try:
-        found = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise OptionError("--prompts", f"{where} is not JSON: {error.msg} at column {error.colno}") from None
+    found = parse_json("--prompts", line, where)
     given = [key for key in _KINDS if isinstance(found, Mapping) and found.get(key) is not None]
+    if not given and isinstance(found, Mapping) and (null := next((key for key in _KINDS if key in found), None)):
+        raise PromptError("--prompts", f"{where}: {null!r} is null")
     if len(given) != 1:
-        keys = ", ".join(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
+        keys = (", ".join(map(str, found)) or "no keys") if isinstance(found, Mapping) else type(found).__name__
         hint = nearest(keys.split(",")[0], _KINDS) if not given else "only one of them"
         raise OptionError("--prompts", f"{where} needs 'prompt', 'turns' or 'messages', it has {keys}; {hint}")
     [key] = given

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 from collections.abc import Sequence
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli.console import notes
+from forerun.cli.load import chosen_drafters
 from forerun.cli.options import EngineFlags, flags
-from forerun.cli.prompts import read_text
+from forerun.cli.prompts import parse_json, read_text
 from forerun.errors import ForerunError, OptionError
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def serve(
     models.check()
     chosen = options.options()
     engine = _target(engine, model)
-    configs = engine.drafters()  # what is wrong there is told before anything is loaded
+    configs = chosen_drafters(engine)  # what is wrong there is told before anything is loaded
     try:
         from forerun.serve.run import serve as run
     except ImportError as error:
@@ -229,10 +229,7 @@ def _target(engine: EngineFlags, model: str | None) -> EngineFlags:
 
 
 def _json(option: str, text: str, kind: type[Any]) -> Any:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise OptionError(option, f"is not JSON: {error}") from None
+    found = parse_json(option, text)
     if not isinstance(found, kind):
         raise OptionError(option, f"must be a JSON {'list' if kind is list else 'object'}, got {text}")
     return found

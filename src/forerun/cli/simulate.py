@@ -166,5 +166,5 @@ def _predict(run: SimulateFlags, destination: Output, json_: bool) -> None:
 def _document(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, endless numbers
         raise OptionError("--predict", f"cannot read {path}: {error}") from None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from forerun.cli.console import notes
-from forerun.cli.prompts import read_text
+from forerun.cli.prompts import parse_json, read_text
 from forerun.errors import OptionError
 
 if TYPE_CHECKING:
@@ -34,10 +33,7 @@ class TemplateFlags:
 
     def options(self) -> dict[str, Any]:
         """OptionError: no JSON object."""
-        try:
-            found = json.loads(self.chat_template_kwargs or "{}")
-        except json.JSONDecodeError as error:
-            raise OptionError("--chat-template-kwargs", f"is not JSON: {error}") from None
+        found = parse_json("--chat-template-kwargs", self.chat_template_kwargs or "{}")
         if not isinstance(found, dict):
             raise OptionError("--chat-template-kwargs", f"must be a JSON object, got {self.chat_template_kwargs}")
         return found

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from forerun.bench.screen import size
 from forerun.cli.console import LINE_EVERY, PATIENCE, notes
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def show_plan(plan: Plan, console: Console) -> None:
     for title, lines, total in sections:
         if not lines:
             continue
-        table.add_row(title, "" if total is None else size_text(total), "")
+        table.add_row(title, "" if total is None else size(total), "")
         for line in lines:
             table.add_row(f"  {line.name}", value_text(line), line.arithmetic)
     _print(table, console)
@@ -150,15 +151,7 @@ def show_plan(plan: Plan, console: Console) -> None:
 def value_text(line: Line) -> str:
     """A number with its unit, as people read it."""
     if line.unit == "bytes":
-        return size_text(line.value)
+        return size(line.value)
     if line.unit == "s":
         return f"{line.value:,.0f} s" if line.value < 7200 else f"{line.value / 3600:,.1f} h"
     return f"{line.value:,.0f} {line.unit}" if line.value < 1e9 else f"{line.value:.3g} {line.unit}"
-
-
-def size_text(size: float) -> str:
-    """Bytes in the units of disks, 10^3."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:.3g} {unit}"
-    return f"{size:.0f} bytes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,11 @@ from forerun.drafters import DRAFTERS, canonical, drafter_class
 from forerun.drafters.base import Drafter, LoadContext
 from forerun.errors import ModelError, OptionError, nearest
 from forerun.sampling import VerifyMode
+
+CLASS = re.compile(r"\w+(\.\w+)*:\w+")
+"""`module:Class`, a drafter of one's own."""
+LARGEST_CONFIG = 16 << 20
+"""Bytes of a model's `config.json`: what is larger is none, and is not read."""
 
 NOT_BUILT = {
     "suffix": "suffix-tree decoding is not built; use 'ngram'",
@@ -178,16 +184,32 @@ class SpeculativeConfig(BaseModel):
 
 
 def _kind_of(model: str) -> str:
-    """The method of a drafter that `forerun train` wrote, by its config; any other model is a `small` one."""
+    """The method of a drafter that `forerun train` wrote, by its config; any other model is a `small` one.
+
+    Raises:
+        ModelError: the config is there and cannot be read, or names no method.
+    """
+    file = Path(model) / "config.json"
     try:
-        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        with file.open("rb") as opened:
+            content = opened.read(LARGEST_CONFIG + 1)
+    except (OSError, ValueError):  # ValueError: what no path can be
         return "small"  # no folder of ours; loading it will say what is wrong with it
+    if len(content) > LARGEST_CONFIG:
+        raise ModelError(f"--drafter: {file} is no config of a model: it has over {LARGEST_CONFIG:,} bytes")
+    try:
+        config = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, endless numbers
+        raise ModelError(f"--drafter: {file} cannot be read: {error}") from error
     if not isinstance(config, dict) or "forerun_format" not in config:
         return "small"
     if "method" not in config:
-        raise ModelError(f"--drafter: {Path(model) / 'config.json'}: method: field required")
-    return str(config["method"])
+        raise ModelError(f"--drafter: {file}: method: field required")
+    method = config["method"]
+    if not isinstance(method, str) or not (method in DRAFTERS or CLASS.fullmatch(method)):
+        known = ", ".join(DRAFTERS)
+        raise ModelError(f"--drafter: {file}: method: {reprlib.repr(method)} is none of {known} or module:Class")
+    return method
 
 
 def _refuse_run(model: str | None) -> None:
@@ -240,9 +262,11 @@ def _read(text: str) -> Mapping[str, Any]:
 
     if canonical(text) in {*DRAFTERS, *NOT_BUILT}:
         return {"method": text}
-    if re.fullmatch(r"[\w.]+:\w+", text):  # module:Class; in YAML a blank follows the colon
+    if CLASS.fullmatch(text):  # module:Class; in YAML a blank follows the colon
         return {"method": text}
+    place = ""
     if text.endswith((".json", ".yaml", ".yml")):
+        place = f"{text} is "
         try:
             text = Path(text).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -252,8 +276,8 @@ def _read(text: str) -> Mapping[str, Any]:
         return {"model": text}
     try:
         parsed = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
-        raise OptionError("--speculative-config", f"neither JSON nor YAML: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no JSON, or endless numbers
+        raise OptionError("--speculative-config", f"{place}neither JSON nor YAML: {error}") from None
     if not isinstance(parsed, Mapping):
         raise OptionError("--speculative-config", f"expected keys and values, got {parsed!r}")
     return parsed
@@ -281,10 +305,10 @@ def _as_option_error(error: ValidationError) -> OptionError:
 def parse_configs(
     value: str | Mapping[str, Any] | SpeculativeConfig | Sequence[Any] | None,
 ) -> list[SpeculativeConfig]:
-    """One config per drafter; a comma-separated list of methods and a list of configs are allowed."""
+    """One config per drafter; a list of configs is allowed, and text like `ngram,./small-model` is one too."""
     if value is None:
         return []
-    if isinstance(value, str) and {canonical(name) for name in value.split(",")} <= {*DRAFTERS, *NOT_BUILT}:
+    if isinstance(value, str) and _is_list(value):
         value = value.split(",")
     if isinstance(value, Sequence) and not isinstance(value, str):
         configs = [parse_config(item) for item in value]
@@ -292,6 +316,11 @@ def parse_configs(
             agreed(key, configs)
         return configs
     return [parse_config(value)]
+
+
+def _is_list(text: str) -> bool:
+    """Whether commas part drafters: one of them is a method's name. A path may have commas of its own, JSON has."""
+    return any(canonical(part) in {*DRAFTERS, *NOT_BUILT} for part in text.split(",")) and not Path(text).exists()
 
 
 def agreed(key: str, configs: Sequence[SpeculativeConfig], own: Any = None) -> Any:

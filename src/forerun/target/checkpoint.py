@@ -109,7 +109,7 @@ def _shared_head(tensors: Mapping[str, _Stored]) -> int:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, endless numbers
         raise ModelError(f"--target: {path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelError(f"--target: {path} holds no JSON object")
@@ -151,7 +151,7 @@ def _tensors(path: Path) -> dict[str, _Stored]:
         content = file.read(length)
     try:
         tensors = dict(_described(json.loads(content)))
-    except (ValueError, AttributeError, KeyError, IndexError, TypeError) as error:  # no JSON, or not of that shape
+    except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as error:  # no JSON, or another shape
         raise ModelError(f"--target: {path} is not a safetensors file ({type(error).__name__}: {error})") from error
     expected = 8 + length + max((stored.end for stored in tensors.values()), default=0)
     if size != expected:

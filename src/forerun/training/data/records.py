@@ -251,7 +251,7 @@ def _many(value: Any, what: str) -> list[Any]:
 def _json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # ValueError: no JSON, or endless numbers
         raise Dropped("tool call or tools that are not JSON", what) from error
 
 

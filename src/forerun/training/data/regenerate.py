@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from forerun.errors import OptionError
+from forerun.folders import check_writable
 from forerun.journal import Journal, whole_lines
 from forerun.training.data.jobs import Answerer, Job, jobs_of
 from forerun.training.data.records import read_records
@@ -25,8 +25,7 @@ def check_file(path: Path) -> None:
     """OptionError if no answers can be written there; nothing is created yet."""
     if path.is_dir():
         raise OptionError("--out", f"{path} is a folder; name a file")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise OptionError("--out", f"the folder {path.absolute().parent} does not exist or cannot be written")
+    check_writable("--out", path.absolute().parent)
 
 
 class AnswerFile:

@@ -129,7 +129,7 @@ class Sources:
             found = json.loads(data)
         except UnicodeDecodeError as error:
             raise OptionError(self.option, f"{name} is not valid UTF-8 (at byte {error.start})") from error
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # ValueError: no JSON, or endless numbers
             raise OptionError(self.option, f"{name} is not JSON: {error}") from error
         for number, one in enumerate(found, start=1):
             yield self._object(f"{name} record {number}", one)
@@ -140,12 +140,16 @@ class Sources:
             if not line.strip(BLANK):
                 continue
             try:
-                yield self._object(where, json.loads(line.decode("utf-8-sig")))
+                found = json.loads(line.decode("utf-8-sig"))
             except UnicodeDecodeError:
                 yield where, Dropped("invalid UTF-8")
+                continue
             except json.JSONDecodeError as error:
                 cut = "" if line.endswith(b"\n") else "; it ends in the middle: finish what writes the file"
                 raise OptionError(self.option, f"{where} is not JSON: {error.msg}{cut}") from error
+            except (ValueError, RecursionError) as error:  # it is, but nested too deep, or with endless numbers
+                raise OptionError(self.option, f"{where} is not JSON that can be read: {error}") from error
+            yield self._object(where, found)
 
     def _object(self, where: str, found: Any) -> Raw:
         if not isinstance(found, Mapping):

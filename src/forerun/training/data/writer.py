@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from forerun.errors import OptionError
+from forerun.folders import check_writable
 from forerun.training.data.dataset import FORMAT, HELD_OUT, IDS, MANIFEST, MASK, OFFSETS, TOKENS, TRAIN, Sample
 
 
@@ -132,8 +133,7 @@ def check_place(folder: Path, overwrite: bool) -> None:
     """OptionError if a dataset cannot be written to a folder."""
     if folder.exists() and not folder.is_dir():
         raise OptionError("--out", f"{folder} is a file; name a folder")
-    if not os.access(folder.absolute().parent, os.W_OK):
-        raise OptionError("--out", f"the folder {folder.absolute().parent} does not exist or cannot be written")
+    check_writable("--out", folder.absolute().parent)
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     if not _is_ours(folder):
