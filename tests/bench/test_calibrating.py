@@ -21,6 +21,7 @@ from forerun.budget.stored import CALIBRATION, write_calibration
 from forerun.drafters.config import SpeculativeConfig
 from forerun.drafters.fake import Oracle
 from forerun.drafters.small import Small
+from forerun.drafters.vanilla import Vanilla
 from forerun.engine import Engine, EngineOptions
 from forerun.engine.load import load_drafters
 from forerun.engine.propose import LoadedDrafter
@@ -117,6 +118,16 @@ def test_labels_are_survivals():
 
 
 # ----------------------------------------------------------------------------------------------------------- recording
+
+
+def test_plain_decoding_has_nothing_to_record():
+    """`vanilla` among the drafters is passed over: it says nothing and nothing of it is verified."""
+    big = target()
+    chosen = EngineOptions.of({"num_speculative_tokens": 3})
+    drafters = [Vanilla(), Small(position_model(7, seed=8), 7)]
+    recorder = Recorder(Engine(big, load_drafters(drafters, big, chosen), chosen), RECORDING, RoundsFile(None, "key"))
+    assert [one.entry.name for one in recorder.conditions()] == ["small"]
+    assert recorder.total == len(PROMPTS)
 
 
 def test_whole_rounds_are_recorded_as_the_engine_judged_them():

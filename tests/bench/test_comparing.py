@@ -28,13 +28,13 @@ from forerun.bench.comparing.facts import Facts, facts_of, origin
 from forerun.bench.comparing.markdown import markdown, plain
 from forerun.bench.comparing.page import marked, page
 from forerun.bench.comparing.report import show
-from forerun.bench.comparing.sections import Findings, sameness, size
+from forerun.bench.comparing.sections import Findings, sameness
 from forerun.bench.comparing.study import Contender, Study
 from forerun.bench.comparing.trend import LEAST_ROUNDS, counts_of, shown_of, trend
 from forerun.bench.load.arrivals import Load
 from forerun.bench.load.trial import Traffic, Way
 from forerun.bench.recommending.acceptance import Shown
-from forerun.bench.screen import text_of
+from forerun.bench.screen import size, text_of
 from forerun.budget.costs import DraftCost
 from forerun.drafters.base import LoadContext
 from forerun.drafters.config import SpeculativeConfig
@@ -359,7 +359,8 @@ def test_passes_are_those_of_the_kind():
     over = tiny_target()
     ngram = facts_of(loaded(Ngram(), num_speculative_tokens=5))
     assert (ngram.draft_tokens, ngram.draft_passes, ngram.head_steps, ngram.parameters) == (5, 0, 0, 0)
-    assert facts_of(loaded(Vanilla())).draft_passes == 0
+    vanilla = facts_of(loaded(Vanilla()))
+    assert (vanilla.draft_tokens, vanilla.draft_passes) == (0, 0)
     for name, expected in (("eagle", (3, 0)), ("eagle3", (3, 0)), ("dflash", (1, 0)), ("dspark", (1, 3))):
         found = facts_of(loaded(drafting(name, over), num_speculative_tokens=3))
         assert (found.draft_passes, found.head_steps) == expected, name
@@ -530,5 +531,13 @@ def test_the_verdict_in_json_is_that_on_the_page(findings):
 
 
 def test_sizes_read_as_people_write_them():
-    """Three digits, decimal units."""
-    assert [size(n) for n in (0, 999, 1000, 24_100_000, 1.5e9)] == ["0 B", "999 B", "1 kB", "24.1 MB", "1.5 GB"]
+    """Three digits, decimal units, also where rounding reaches the next unit; no exponent, however many there are."""
+    from forerun.cli.train_screen import value_text
+    from forerun.training.plan import Line
+
+    shown = {
+        0: "0 B", 999: "999 B", 1000: "1 kB", 24_100_000: "24.1 MB", 999_900: "1 MB", 1.5e9: "1.5 GB",
+        350.6e9: "351 GB", 2.5e12: "2.5 TB", 1.2e16: "12,000 TB",
+    }  # fmt: skip
+    assert [size(n) for n in shown] == list(shown.values())
+    assert value_text(Line("checkpoints", 999_900, "bytes", "")) == "1 MB"

@@ -11,14 +11,17 @@ from drafters.learning import tiny_target
 from forerun import Engine, Sampling
 from forerun.bench.profiling.drafting import DraftCalls
 from forerun.bench.profiling.grid import Call
-from forerun.bench.profiling.profiler import ProfileOptions, Profiler
+from forerun.bench.profiling.profiler import ProfileOptions, Profiler, longest_draft
 from forerun.bench.profiling.report import drafter_table, draw_profile, remarks, target_table
 from forerun.budget.profile import Profile
+from forerun.drafters.config import parse_config
 from forerun.drafters.ngram import Ngram
 from forerun.drafters.small import Small
+from forerun.drafters.vanilla import Vanilla
 from forerun.engine import EngineOptions
 from forerun.engine.load import load_drafters
 from forerun.engine.profile_key import engine_key
+from forerun.engine.propose import LoadedDrafter
 from forerun.errors import OptionError
 
 TEXT = [10, 20, 30, 40, 50, 20, 30, 40, 7]
@@ -125,6 +128,21 @@ def test_storage_without_room_is_refused_by_name():
     tight = engine_with("small", kv_cache_memory_bytes=2 * per_block)
     with pytest.raises(OptionError, match="kv_cache_memory_bytes"):
         Profiler(tight, TEXT, ProfileOptions(seconds=1e9, rows=4), ticks()).run()
+
+
+@pytest.mark.parametrize(
+    ("drafter", "config", "longest"),
+    [
+        (Vanilla(), {}, 0),
+        (Ngram(), {}, Ngram.default_draft),
+        (Ngram(), {"num_speculative_tokens": 0}, 0),
+        (Ngram(), {"num_speculative_tokens_per_batch_size": [[2, 4, 2], [5, 8, 9]]}, 9),
+        (Ngram(), {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[1, 4, 5]]}, 3),
+    ],
+)
+def test_the_longest_draft_is_the_one_that_is_ever_made(drafter, config, longest):
+    """At any batch size, within `num_speculative_tokens` and what the drafter can make: 0 of plain decoding."""
+    assert longest_draft(LoadedDrafter(drafter, parse_config({"method": drafter.name, **config}))) == longest
 
 
 @pytest.mark.parametrize("options", [{"seconds": 0}, {"seconds": float("nan")}, {"rows": 0}, {"requests": 0}])

@@ -158,8 +158,9 @@ class World:
                     else:
                         missed[request].append(drafter)
                 contexts = [self.context + self.done[request] for request, _ in pairs]
-                asked_for = [max(1, n) for n in made]  # a lookup that finds nothing has looked
-                calls.append(DraftTime(drafter, made, contexts, self.truth.drafts[drafter].of(asked_for, contexts)))
+                computed = [max(1, n) for n in made]  # a lookup that finds nothing has looked
+                seconds = self.truth.drafts[drafter].of(computed, contexts)
+                calls.append(DraftTime(drafter, computed, contexts, seconds))
         return list(drafts.values()), calls, missed
 
     def _confidences(self, scheduler, request: int, drafter: str, ability: Ability, k: int) -> list[float]:

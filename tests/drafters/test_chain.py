@@ -437,21 +437,27 @@ def test_mixed_precision_learns_nearly_the_same(kind, target):
 
 
 def test_a_chunk_is_as_large_as_its_logits_and_scores_allow(target):
-    """Rows of a chunk shrink with steps, ids and the longest sequence, whose scores are held for every step."""
+    """Rows of a chunk shrink with steps, ids and the rows they are scored against, which are held for every step: those
+    of all sequences that the chunk lies in, and of the untaught rows between its own."""
     from forerun.drafters.chain.unroll import rows_per_chunk
 
     drafter = _made("eagle3-pruned", target)
 
-    def rows(steps, lengths, known=None):
+    def rows(steps, lengths, known=None, kept=slice(None)):
         total = sum(lengths)
         empty = torch.zeros(total, 1)
         batch = TrainingBatch(empty[:, 0].long(), lengths, empty[:, 0] > 0, empty, empty, known)
-        return rows_per_chunk(drafter, batch, steps)
+        return rows_per_chunk(drafter, batch, torch.arange(total)[kept], steps)
 
     budget = (256 << 20) / 16
-    assert rows(7, [500, 100]) == int(budget / (7 * (60 + 2 * 500) + VOCAB))
-    assert rows(7, [500, 100], torch.zeros(600)) == int(budget / (7 * (60 + 2 * 500) + 60))
+    assert rows(7, [500, 100]) == int(budget / (7 * (60 + 2 * 600) + VOCAB))
+    assert rows(7, [500, 100], torch.zeros(600)) == int(budget / (7 * (60 + 2 * 600) + 60))
+    assert rows(7, [500, 100], kept=slice(500, None)) == int(budget / (7 * (60 + 2 * 100) + VOCAB))
     assert rows(1, [500, 100]) > 3 * rows(7, [500, 100])
+    for kept in (slice(None), slice(None, None, 4)):
+        short = rows(7, [10] * 5000, kept=kept)
+        span = short * (kept.step or 1)
+        assert short * (7 * (60 + 2 * span) + VOCAB) == pytest.approx(budget, rel=0.02)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -132,7 +132,7 @@ def test_runs_are_made_once(
     tiny = {"tokens-per-step": 120, "mixed-precision": "no", "eval-prompts": 2, "eval-tokens": 6, "draft.taps": "1,2"}
     given = [word for name, value in tiny.items() for word in ("--set", f"{name}={value}")]
     begin = ["run", "--target", str(tiny_qwen3_dir), "--data", str(data), "--work", str(work), *given]
-    few = ["--minutes", "0.02", "--variants", "base-seed-[01]", "block-4"]
+    few = ["--minutes", "0.01", "--variants", "base-seed-[01]", "block-4"]
     assert ablations.main([*begin, *few]) == 0
     assert len(noted) == 4
     assert ablations.main([*begin, *few]) == 0

@@ -168,20 +168,31 @@ def test_a_failed_conversion_leaves_no_model_behind(original, cache, monkeypatch
     assert load_target(path, device="cpu").num_layers == 2
 
 
-CHILD = """
+CHILDREN = """
+import os
 import sys
 from pathlib import Path
-from pathlib import Path
+
 import torch
+
 from forerun.target import gguf
+
+torch.set_num_threads(1)
+path = Path(sys.argv[1])
+gguf.converted(path, torch.bfloat16)  # with another copy comes what both would import, before the fork
 convert = gguf._convert
 def logged(path, folder, dtype):
     with open(sys.argv[2], "a") as log:
         print("converts", file=log)
     convert(path, folder, dtype)
 gguf._convert = logged
-torch.set_num_threads(1)
-print(gguf.converted(Path(sys.argv[1]), torch.float32))
+children = []
+for _ in range(2):
+    children.append(os.fork())
+    if children[-1] == 0:
+        sys.stdout.write(f"{gguf.converted(path, torch.float32)}\\n")
+        sys.exit()
+sys.exit(any([os.waitpid(child, 0)[1] for child in children]))
 """
 
 
@@ -189,16 +200,15 @@ def test_two_processes_that_ask_at_once_convert_once(original, tmp_path):
     """The second waits for the first and takes its copy."""
     _, path = original
     log = tmp_path / "log"
-    start = lambda: subprocess.Popen(  # noqa: E731
-        [sys.executable, "-c", CHILD, str(path), str(log)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    done = subprocess.run(
+        [sys.executable, "-c", CHILDREN, str(path), str(log)],
+        capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    running = [start(), start()]
-    results = [child.communicate(timeout=300) for child in running]
-    assert [child.returncode for child in running] == [0, 0], results
-    assert results[0][0] == results[1][0]
+    assert done.returncode == 0, done.stderr
+    one, other = done.stdout.splitlines()
+    assert one == other
     assert log.read_text().splitlines() == ["converts"]
-    assert checkpoint.inspect_folder(Path(results[0][0].strip())).parameters > 0
+    assert checkpoint.inspect_folder(Path(one)).parameters > 0
 
 
 @pytest.mark.parametrize("keep", [3, 4, 40, 3000, -1])

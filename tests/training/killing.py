@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from forerun.cli.main import main
+from forerun.target.load import load_target
 from forerun.training import checkpoints, trainer
 from forerun.training.evaluation import Evaluator
 from forerun.training.metrics import MetricsLog
@@ -135,6 +136,8 @@ def at_each_step_wait(seconds: float) -> None:
 
 if __name__ == "__main__":
     job = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    load_target(job["target"])  # with it comes what every child would import for itself: most of what one takes
     ended: dict[str, list[int]] = {"whole": [run(job, "whole")]}
     for number, place in enumerate(job["places"]):
         out = f"run{number}"

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -251,33 +246,6 @@ def test_da_2_an_interrupted_run_goes_on_where_it_was(engine: Engine, tmp_path: 
         run.run(by, file)
     assert run.answered == 12 - kept
     assert answers(tmp_path) == answers(whole)
-
-
-def test_a_killed_process_leaves_a_file_to_go_on_with(engine: Engine, tiny_qwen3_dir: Path, tmp_path: Path) -> None:
-    """SIGKILL in the middle of a real run."""
-    sources = prompts(tmp_path, *({"id": f"k{i}", "turns": [f"{i}"]} for i in range(60)))
-    path = tmp_path / "answers.jsonl"
-    flags = f"--target {tiny_qwen3_dir} --out {path} --temperature 0 --max-tokens 40 --ignore-eos --max-num-seqs 4"
-    command = [sys.executable, "-m", "forerun", "data", "regenerate", sources.names[0], *flags.split()]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 120
-        while not (path.exists() and path.stat().st_size):
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.01)
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    name = json.loads(path.read_bytes().split(b"\n")[0])["model"]
-    by = answerer(engine, max_tokens=40, ignore_eos=True)
-    run = Regeneration(sources)
-    with AnswerFile(path, name, by.sampling) as file:
-        before = len(file.done)
-        run.run(by, file)
-    assert 0 < before < 60
-    assert len(answers(tmp_path)) == 60
-    assert run.answered == 60 - before
 
 
 def opened(path: Path, model: str = "m", **sampling: Any) -> AnswerFile:

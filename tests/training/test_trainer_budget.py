@@ -14,11 +14,19 @@ from forerun.training.run import train
 from training.runs import Notes, configured, random_samples, records, write_data
 
 
+@pytest.fixture(scope="module")
+def target(tiny_qwen3_dir):
+    return load_target(tiny_qwen3_dir)
+
+
+@pytest.fixture(scope="module")
+def data(target, tmp_path_factory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data") / "d", target.tokenizer, random_samples(40), held_out=0.2)
+
+
 @pytest.fixture
-def begin(tiny_qwen3_dir, tmp_path, monkeypatch):
+def begin(tiny_qwen3_dir, target, data, tmp_path, monkeypatch):
     """`begin(steps=..)` in a process whose clock goes on by a second whenever it is read: twice in a step."""
-    target = load_target(tiny_qwen3_dir)
-    data = write_data(tmp_path / "data", target.tokenizer, random_samples(40), held_out=0.2)
     ticks = itertools.count()
     monkeypatch.setattr("forerun.training.run.open_target", lambda config: target)
     monkeypatch.setattr(metrics.time, "process_time", lambda: float(next(ticks)))

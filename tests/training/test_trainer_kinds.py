@@ -24,11 +24,16 @@ def target(tiny_qwen3_dir):
     return load_target(tiny_qwen3_dir)
 
 
+@pytest.fixture(scope="module")
+def data(target, tmp_path_factory):
+    """Twenty samples, some of them held out."""
+    return write_data(tmp_path_factory.mktemp("data") / "d", target.tokenizer, random_samples(20), held_out=0.2)
+
+
 @pytest.fixture
-def begin(tiny_qwen3_dir, tmp_path, monkeypatch, target):
+def begin(tiny_qwen3_dir, data, tmp_path, monkeypatch, target):
     """`begin(kind, "run", steps=4)`."""
     monkeypatch.setattr("forerun.training.run.open_target", lambda config: target)
-    data = write_data(tmp_path / "data", target.tokenizer, random_samples(20), held_out=0.2)
 
     def call(kind, out, **changes):
         notes = Notes()
@@ -69,7 +74,7 @@ def test_a_stopped_run_goes_on_and_its_drafter_decodes(begin, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_trains_from_a_store(begin, tmp_path, kind):
+def test_every_kind_trains_from_a_store(begin, data, tmp_path, kind):
     """With a pruned vocabulary where the kind can have one: with the normaliser from the store instead of the teacher's
     whole head the losses are the same, to bfloat16.
     """
@@ -77,7 +82,7 @@ def test_every_kind_trains_from_a_store(begin, tmp_path, kind):
     losses = []
     for out, changes in (("plain", {}), ("stored", {"feature_store": str(tmp_path / "store"), "store_gb": 0.01})):
         notes = Notes()
-        flags = {**SMALL, "steps": 2, "eval_prompts": 0, "target": "t", "data": str(tmp_path / "data"), **changes}
+        flags = {**SMALL, "steps": 2, "eval_prompts": 0, "target": "t", "data": str(data), **changes}
         chosen = choose(kind, {**flags, "out": str(tmp_path / out)}, {"draft_vocab_size": 100} if prunes else {})
         assert train(chosen, notes) == 0
         losses.append([r["loss"] for r in records(tmp_path / out, "step")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +11,11 @@ from torch import nn
 
 from forerun.drafters.learned import Held
 from forerun.drafters.losses import COPIES, chunk_rows
+from forerun.target.packed import PackedLinear
 from forerun.training.config import choose
 from forerun.training.eight_billion import EIGHT_BILLION, FLOPS
 from forerun.training.optimizer import moments, optimizer_tensors, optimizers
-from forerun.training.plan import Measured, Workload, flops_per_token, plan
+from forerun.training.plan import Measured, Workload, flops_per_token, plan, target_weights
 
 WORK = Workload(
     target_parameters=1000, target_itemsize=2, drafter_parameters=100, saved_itemsize=2, hidden_size=8, states=3,
@@ -89,6 +91,39 @@ def test_a_drafters_own_tables_are_counted_once():
     own = replace(WORK, table_parameters=60, head_width=3)
     assert flops_per_token(own)[0] == 2 * 1000 + 1 * (2 * 8 * 50 + 6 * 40 + 6 * 3 * 20)
     assert plan(own, 1e6).memory == plan(WORK, 1e6).memory
+
+
+class Packed(nn.Module):
+    """A target's model of 48 numbers without its head of 28, which is packed; on a machine that need not pack."""
+
+    def __init__(self, tied: bool):
+        super().__init__()
+        self.config = SimpleNamespace(tie_word_embeddings=tied)
+        self.embedding, self.layer = nn.Embedding(7, 4), nn.Linear(4, 4)
+        self.head = PackedLinear.__new__(PackedLinear)
+        nn.Module.__init__(self.head)
+        self.head.in_features, self.head.out_features, self.head.bias = 4, 7, None
+
+    def get_output_embeddings(self):
+        return self.head
+
+
+@pytest.mark.parametrize(("tied", "expected"), [(True, (48, 28, 2 * 76)), (False, (76, 0, 2 * 76))])
+def test_a_packed_head_that_is_the_embedding_is_no_further_parameter(tied, expected):
+    """Its copy takes memory: (parameters, copied, bytes). A table has no weights."""
+    assert target_weights(SimpleNamespace(model=Packed(tied).bfloat16())) == expected
+    assert target_weights(object()) == (0, 0, 0)
+
+
+def test_a_packed_copy_takes_memory_and_no_work():
+    """A line of its own beside the target's weights; the operations of a token are those without it."""
+    copied, known = plan(replace(WORK, target_copied=500), 1e6), plan(WORK, 1e6)
+    memory = values(copied.memory)
+    assert (memory["target weights"], memory["packed copy of its head"]) == (2000, 1000)
+    assert copied.memory_bytes == known.memory_bytes + 1000
+    assert copied.time == known.time
+    lines = [line.name for line in plan(replace(WORK, target_copied=500, process=Held("process", 5.0, "")), 1e6).memory]
+    assert lines[:3] == ["process", "target weights", "packed copy of its head"]
 
 
 def test_a_measurement_replaces_the_estimate():

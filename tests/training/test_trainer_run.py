@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -36,6 +37,28 @@ def data(target, tmp_path_factory) -> Path:
     return write_data(tmp_path_factory.mktemp("data") / "d", target.tokenizer, random_samples(40), held_out=0.2)
 
 
+@dataclass(frozen=True)
+class Finished:
+    """A run that nobody disturbed, with `SMALL`: to be read, or copied and gone on with."""
+
+    out: Path
+    code: int
+    notes: Notes
+
+    def copy(self, out: Path) -> Path:
+        """The same run in another place."""
+        return Path(shutil.copytree(self.out, out))
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_qwen3_dir, data, target, tmp_path_factory) -> Finished:
+    out, notes = tmp_path_factory.mktemp("whole") / "run", Notes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("forerun.training.run.open_target", lambda config: target)
+        code = train(configured(tiny_qwen3_dir, data, out), notes)
+    return Finished(out, code, notes)
+
+
 @pytest.fixture
 def begin(tiny_qwen3_dir, data, tmp_path, monkeypatch, target):
     """`begin("run", steps=4)` -> (exit value, what the listener saw). The target is loaded once for all."""
@@ -60,13 +83,12 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 # ---------------------------------------------------------------------------------------------------- what a run leaves
 
 
-def test_a_run_leaves_a_drafter_that_can_be_used(begin, tmp_path, target):
+def test_a_run_leaves_a_drafter_that_can_be_used(whole, target):
     """best/ and last/ load strictly and decode; the card has data, compute, settings, target and the table by position;
     metrics.jsonl has each step and each evaluation once.
     """
-    code, notes = begin()
-    out = tmp_path / "run"
-    assert code == 0
+    out, notes = whole.out, whole.notes
+    assert whole.code == 0
     assert [(r["event"], r["step"]) for r in records(out)] == [
         *(("step", k) for k in (1, 2, 3)), ("evaluation", 3), *(("step", k) for k in (4, 5, 6)), ("evaluation", 6),
     ]  # fmt: skip
@@ -182,20 +204,18 @@ def test_ck_2_a_stopped_run_goes_on_to_the_same_bits(begin, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_stop_between_checkpoints_writes_one(begin, tmp_path, monkeypatch, steps):
+def test_a_stop_between_checkpoints_writes_one(begin, whole, tmp_path, monkeypatch, steps):
     """Also right where an evaluation is due: it is put off until the run goes on, and then made."""
-    begin("whole")
     with monkeypatch.context() as patch:
         stop_after(patch, steps, signal.SIGINT)
         assert begin("halves")[0] == signal.SIGINT
     assert records(tmp_path / "halves", "evaluation") == []
     assert begin("halves")[0] == 0
-    assert_same_run(tmp_path / "whole", tmp_path / "halves")
+    assert_same_run(whole.out, tmp_path / "halves")
 
 
-def test_a_stop_during_an_evaluation_is_heard(begin, tmp_path, monkeypatch):
+def test_a_stop_during_an_evaluation_is_heard(begin, whole, tmp_path, monkeypatch):
     """The evaluation is void, the step is kept; the run goes on with the evaluation."""
-    begin("whole")
     with monkeypatch.context() as patch:
         own = trainer.Evaluator.evaluate
 
@@ -206,12 +226,12 @@ def test_a_stop_during_an_evaluation_is_heard(begin, tmp_path, monkeypatch):
         patch.setattr(trainer.Evaluator, "evaluate", evaluate)
         assert begin("halves")[0] == signal.SIGTERM
     assert begin("halves")[0] == 0
-    assert_same_run(tmp_path / "whole", tmp_path / "halves")
+    assert_same_run(whole.out, tmp_path / "halves")
 
 
-def test_a_finished_run_is_left_alone(begin, tmp_path):
+def test_a_finished_run_is_left_alone(begin, whole, tmp_path):
     """Nothing is trained, evaluated or written again."""
-    begin()
+    whole.copy(tmp_path / "run")
     state = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name[0] != "."}
     code, notes = begin()
     assert code == 0
@@ -280,19 +300,19 @@ def test_data_that_cannot_be_read_are_named(begin, tmp_path, monkeypatch, data):
         begin()
 
 
-def test_a_strange_folder_among_the_checkpoints_is_no_checkpoint(begin, tmp_path):
+def test_a_strange_folder_among_the_checkpoints_is_no_checkpoint(begin, whole, tmp_path):
     """It is neither read nor counted nor removed."""
-    begin(steps=2)
+    whole.copy(tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "step-abc").mkdir()
-    code, notes = begin(steps=2)
+    code, notes = begin()
     assert code == 0
     assert any("finished already" in text for text in notes.texts)
     assert (tmp_path / "run" / "checkpoints" / "step-abc").is_dir()
 
 
-def test_restart_begins_anew(begin, tmp_path):
+def test_restart_begins_anew(begin, whole, tmp_path):
     """Checkpoints, metrics and drafters of the run before are gone."""
-    begin(steps=4)
+    whole.copy(tmp_path / "run")
     code, notes = begin(steps=2, restart=True)
     assert code == 0
     assert [r["step"] for r in records(tmp_path / "run", "step")] == [1, 2]
@@ -312,15 +332,15 @@ def test_restart_begins_anew(begin, tmp_path):
         ({"dtype": "bfloat16"}, "--dtype: "),
     ],
 )
-def test_a_change_that_would_change_the_result_is_refused(begin, tmp_path, changes, message):
+def test_a_change_that_would_change_the_result_is_refused(begin, whole, tmp_path, changes, message):
     """By the name of the setting, with the way out; the run in the folder stays as it was."""
-    begin(steps=2)
+    whole.copy(tmp_path / "run")
     before = (tmp_path / "run" / "config.yaml").read_text()
     with pytest.raises(OptionError, match=message) as error:
-        begin(**{"steps": 2, **changes})
+        begin(**changes)
     assert "--restart begins anew" in str(error.value)
     assert (tmp_path / "run" / "config.yaml").read_text() == before
-    assert len(records(tmp_path / "run", "step")) == 2
+    assert records(tmp_path / "run") == records(whole.out)
 
 
 def test_what_is_only_watched_or_speed_may_change(begin, tmp_path, monkeypatch):
@@ -333,29 +353,28 @@ def test_what_is_only_watched_or_speed_may_change(begin, tmp_path, monkeypatch):
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 5
 
 
-def test_another_target_is_refused(begin, tmp_path, target, monkeypatch):
+def test_another_target_is_refused(begin, whole, tmp_path, target):
     """The fingerprint's differing parts are named."""
-    begin(steps=1)
+    whole.copy(tmp_path / "run")
     with torch.no_grad():
         weight = next(target.model.parameters())
         weight.mul_(2)
         try:
             with pytest.raises(OptionError, match="--target: weights differ: it is not what the run in"):
-                begin(steps=1)
+                begin()
         finally:
             weight.div_(2)
 
 
-def test_a_broken_checkpoint_costs_only_its_steps(begin, tmp_path):
+def test_a_broken_checkpoint_costs_only_its_steps(begin, whole, tmp_path):
     """The one before it is used, the broken one is told and goes, and the run ends as it would have."""
-    begin("whole", steps=6)
-    begin(steps=6)
+    whole.copy(tmp_path / "run")
     newest = tmp_path / "run" / "checkpoints" / "step-00000006" / "state.safetensors"
     newest.write_bytes(newest.read_bytes()[:-3])
-    code, notes = begin(steps=6)
+    code, notes = begin()
     assert code == 0
     assert any("step 6 is broken" in text for text in notes.texts)
-    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    assert_same_run(whole.out, tmp_path / "run")
 
 
 def stop_after(monkeypatch, steps: int, number: int) -> None:
@@ -526,11 +545,10 @@ def test_a_step_that_no_memory_holds_ends_the_run(begin, monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "metrics", "drafter"])
-def test_a_full_disk_ends_the_run_with_its_checkpoints(begin, tmp_path, monkeypatch, what):
+def test_a_full_disk_ends_the_run_with_its_checkpoints(begin, whole, tmp_path, monkeypatch, what):
     """What could not be written is said, and how to go on; nothing half written is left; there is room again: it goes
     on to the same end."""
     full = OSError(28, "No space left on device")
-    begin("whole")
     with monkeypatch.context() as patch:
         if what == "checkpoint":
             fail_from(patch, checkpoints, "save_file", 2, full)
@@ -544,7 +562,7 @@ def test_a_full_disk_ends_the_run_with_its_checkpoints(begin, tmp_path, monkeypa
             begin()
     assert not list((tmp_path / "run" / "checkpoints").glob(".new*"))
     assert begin()[0] == 0
-    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    assert_same_run(whole.out, tmp_path / "run")
 
 
 def fail_from(patch, owner, name, call, error) -> None:
@@ -667,11 +685,11 @@ def test_a_folder_without_the_marker_of_a_run_is_left_as_it_was(begin, tmp_path,
     assert listing(tmp_path / "mine") == files
 
 
-def test_only_data_that_a_run_prepared_is_replaced(begin, tmp_path, target, monkeypatch):
+def test_only_data_that_a_run_prepared_is_replaced(begin, whole, tmp_path, target):
     """A dataset of the user's in the folder of a run is refused by name; what the run made of a file is made anew."""
     text = tmp_path / "t.jsonl"
     text.write_text("".join(f'{{"text": "hello world number {i}, this is text"}}\n' for i in range(9)))
-    begin("run", steps=1)
+    whole.copy(tmp_path / "run")
     mine = write_data(tmp_path / "run" / "data", target.tokenizer, random_samples(5))
     before = listing(mine)
     with pytest.raises(OptionError, match=r"--out: .*data was not made by this run and would be replaced"):

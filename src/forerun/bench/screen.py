@@ -40,4 +40,13 @@ def number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-__all__ = ["WIDTH", "explain", "fitted", "number", "text_of"]
+def size(count: float) -> str:
+    """Bytes in decimal units, as disks have them, three digits."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5 or unit == "TB":  # 999.5 is 1000 in three digits
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}" if count < 999.5 else f"{count:,.0f} {unit}"
+
+
+__all__ = ["WIDTH", "explain", "fitted", "number", "size", "text_of"]

@@ -40,11 +40,15 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class DraftTime:
-    """One drafting call: the tokens it made for each request it was asked for, and its seconds."""
+    """One drafting call and its seconds."""
 
     drafter: str
     lengths: Sequence[int]
+    """For each request it was asked for, the K that such a call is measured with: what was computed, which may be more
+    than the draft. Compared with a cost of fewer tokens, a drafter that is often stopped would look like one that has
+    become slow."""
     contexts: Sequence[int]
+    """Tokens behind which each of them drafts."""
     seconds: float
 
 

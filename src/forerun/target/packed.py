@@ -9,6 +9,7 @@ they are there and give `linear`'s very numbers is checked on the model's own la
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,42 @@ class PackedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, packed"
+
+
+class Weights(NamedTuple):
+    """What a network's weights are and take."""
+
+    parameters: int
+    """Numbers, each counted once."""
+    copied: int
+    """Of these, how many are held twice: in a tied embedding, and packed as the head."""
+    size: int
+    """Bytes in memory, copies included."""
+
+
+def weights_of(network: nn.Module) -> Weights:
+    """Counts a network's weights. A packed layer's is none of torch's parameters; one that is a second copy of a tied
+    embedding takes memory and is no further parameter."""
+    plain, head = list(network.parameters()), _tied_head(network)
+    parameters, copied = sum(p.numel() for p in plain), 0
+    size = sum(p.numel() * p.element_size() for p in plain)
+    for layer in (module for module in network.modules() if isinstance(module, PackedLinear)):
+        numbers = layer.in_features * layer.out_features
+        size += numbers * torch.bfloat16.itemsize
+        if layer is head:
+            copied += numbers
+        else:
+            parameters += numbers
+    return Weights(parameters, copied, size)
+
+
+def _tied_head(network: nn.Module) -> nn.Module | None:
+    """The head of a model whose head is its embedding, if it was packed apart from that."""
+    config, head = getattr(network, "config", None), getattr(network, "get_output_embeddings", None)
+    if head is None or not getattr(config, "tie_word_embeddings", False):
+        return None
+    found: nn.Module | None = head()
+    return found
 
 
 def packs(dtype: torch.dtype, device: torch.device) -> bool:

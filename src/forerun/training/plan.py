@@ -17,7 +17,7 @@ import torch
 
 from forerun.drafters.learned import Held
 from forerun.target.base import BLOCK_SIZE
-from forerun.target.packed import PackedLinear
+from forerun.target.packed import Weights, weights_of
 from forerun.training.allocator import GAPS
 from forerun.training.metrics import resident_memory
 from forerun.training.optimizer import moments
@@ -63,6 +63,8 @@ class Workload:
     """Of the largest pass of the drafter."""
     ranks: int
     keep: int
+    target_copied: int = 0
+    """Of the target's parameters, those that are held a second time: a head packed beside the embedding it is."""
     rows_per_token: float = 1.0
     """Positions the drafter computes per token of the data, as its kind says (`Learner.plan_rows_per_token`)."""
     feature_bytes: int = 0
@@ -162,6 +164,9 @@ def _memory(work: Workload) -> list[Line]:
         _bytes("drafter weights", FP32 * p, f"{p:,} x 4 bytes"),
         _bytes("moments of the optimiser", FP32 * work.moments, f"{work.moments:,} x 4 bytes"),
     ]  # fmt: skip
+    if work.target_copied:
+        copied, size = work.target_copied, work.target_itemsize
+        lasting.insert(1, _bytes("packed copy of its head", copied * size, f"{copied:,} x {size} bytes"))
     if work.process is not None:
         lasting.insert(0, _bytes(*work.process))
     if work.average:
@@ -248,13 +253,13 @@ def workload_of(job: Job, process: Held | None = None) -> Workload:
     config, target, network = job.config, job.target, job.drafter.network
     assert config.steps is not None
     parameters = sum(p.numel() for p in network.parameters())
-    tables = job.drafter.tables or ()
+    tables, weights = job.drafter.tables or (), target_weights(target)
     half = config.mixed_precision != "no"
     largest = largest_pass(job)
     # A whole stream through its steps; a step is rarely quite full.
     per_epoch = int(job.order.lengths.sum()) / max(1, job.order.steps_of(1))
     return Workload(
-        target_parameters=parameters_of(target),
+        target_parameters=weights.parameters,
         target_itemsize=target.dtype.itemsize,
         drafter_parameters=parameters,
         saved_itemsize=job.drafter.saved_dtype.itemsize,
@@ -272,6 +277,7 @@ def workload_of(job: Job, process: Held | None = None) -> Workload:
         pass_tokens=sum(largest),
         ranks=job.accelerator.num_processes,
         keep=config.keep,
+        target_copied=weights.copied,
         rows_per_token=job.drafter.plan_rows_per_token(job.order.lengths.tolist()),
         feature_bytes=_feature_bytes(job),
         half=half,
@@ -317,7 +323,7 @@ def process_of(job: Job, before: int) -> Held:
     """
     if job.target.device.type == "cuda":
         return CUDA_CONTEXT
-    weights = parameters_of(job.target) * job.target.dtype.itemsize
+    weights = target_weights(job.target).size
     weights += FP32 * sum(p.numel() for p in job.drafter.network.parameters())
     return Held("process", max(before, resident_memory() - weights), "Python, torch and libraries, measured now")
 
@@ -332,13 +338,10 @@ def _feature_bytes(job: Job) -> int:
     return size.bytes_per_token
 
 
-def parameters_of(target: Any) -> int:
-    """Of a target's model; 0 for a table."""
+def target_weights(target: Any) -> Weights:
+    """Of a target's model; nothing for a table."""
     model = getattr(target, "model", None)
-    if model is None:
-        return 0
-    packed = sum(m.in_features * m.out_features for m in model.modules() if isinstance(m, PackedLinear))
-    return int(packed + sum(p.numel() for p in model.parameters()))
+    return Weights(0, 0, 0) if model is None else weights_of(model)
 
 
 def measure(job: Job, micro_batches: int = 3) -> Measured:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.clocks import VOCAB, cost, target
+from bench.clocks import VOCAB, Passed, target
 from forerun.bench.load.trial import PLAIN, Way
 from forerun.budget.planner import SchedulerOptions
 from forerun.budget.profile import Profile
@@ -23,11 +23,11 @@ class PassClock:
     """Seconds of all passes of these engines' targets, and of all waiting; drafting is free."""
 
     def __init__(self, engines: Sequence[Engine]):
-        self._engines = engines
+        self._passed = [Passed(engine.target) for engine in engines]
         self._waited = 0.0
 
     def __call__(self) -> float:
-        return self._waited + sum(cost(rows) for engine in self._engines for rows in engine.target.passes)
+        return self._waited + sum(passed() for passed in self._passed)
 
     def wait(self, seconds: float) -> None:
         self._waited += seconds
@@ -61,4 +61,4 @@ def _engine(names: Sequence[str], scheduling: Scheduling | None = None, **option
     made = {"small": lambda: Small(target(), VOCAB), "ngram": lambda: Ngram(3, 1)}
     loaded = load_drafters([made[name]() for name in names], big, chosen)
     # What the scheduler observes is scripted too.
-    return Engine(big, loaded, chosen, scheduling=scheduling, clock=lambda: sum(map(cost, big.passes)))
+    return Engine(big, loaded, chosen, scheduling=scheduling, clock=Passed(big))

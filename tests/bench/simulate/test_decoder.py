@@ -212,6 +212,19 @@ def test_what_is_accepted_is_what_was_said():
             assert seen == pytest.approx(given, abs=4 * (given * (1 - given) / count) ** 0.5)
 
 
+def test_a_drafter_that_is_stopped_early_has_not_become_slow():
+    """Drafts are cut where it is no longer worth it, which takes a pass more than was drafted, and a whole one of a
+    block: steps that take what is believed leave the costs as they are."""
+    drafts = {name: serial(0.04, 0.04) for name in ("small", "dspark")}
+    for name in drafts:
+        made = world(profile(BFLOAT16, drafts), Skill(name, (0.6,), 7), spread=Spread(2.0, 0.5), given=[(20, 200)])
+        decoder = Decoder(made, Way("delayed"), steady=True)
+        books = decoder.run(600)
+        assert 0 < books.drafted < books.planned
+        believed = decoder.scheduler.profile.drafts[name]
+        assert believed(1, 7) == pytest.approx(drafts[name](1, 7), rel=1e-6)
+
+
 def test_costs_that_are_believed_wrongly_are_corrected():
     """The scheduler takes drafting for ten times as cheap as it is; at an acceptance of .5 it does not pay. Observed
     times correct it: at least .95 of plain decoding after the first thousand tokens."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from forerun.bench.profiling.profiler import longest_draft
 from forerun.bench.provenance import model
@@ -16,7 +15,7 @@ from forerun.drafters.base import Drafter
 from forerun.drafters.checkpoint import WEIGHTS
 from forerun.engine.propose import LoadedDrafter
 from forerun.target.base import BLOCK_SIZE, Target
-from forerun.target.packed import PackedLinear
+from forerun.target.packed import weights_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def facts_of(entry: LoadedDrafter) -> Facts:
     drafter, k = entry.drafter, longest_draft(entry)
     passes, steps = _passes(drafter, k)
     network = _module(drafter)
-    parameters, size = (0, 0) if network is None else _size(network)
+    parameters, _, size = (0, 0, 0) if network is None else weights_of(network)
     return Facts(entry.name, k, passes, steps, parameters, size, drafter.block_bytes // BLOCK_SIZE)
 
 
@@ -79,37 +78,6 @@ def _module(drafter: Drafter) -> nn.Module | None:
     network = _network(drafter)
     inner = network if isinstance(network, nn.Module) else getattr(network, "model", None)
     return inner if isinstance(inner, nn.Module) else None
-
-
-def _size(network: nn.Module) -> tuple[int, int]:
-    """(parameters, bytes). A packed layer's weight is none of torch's parameters; one that is a second copy of a tied
-    embedding takes memory and is no further parameter."""
-    plain, packed = list(network.parameters()), list(_packed(network))
-    numbers = sum(p.numel() for p in plain)
-    size = sum(p.numel() * p.element_size() for p in plain)
-    tied = _tied_head(network)
-    for layer in packed:
-        weights = layer.in_features * layer.out_features
-        numbers += 0 if layer is tied else weights
-        size += weights * _itemsize(layer, plain)
-    return numbers, size
-
-
-def _packed(network: nn.Module) -> Iterator[PackedLinear]:
-    return (module for module in network.modules() if isinstance(module, PackedLinear))
-
-
-def _itemsize(layer: PackedLinear, plain: Sequence[Tensor]) -> int:
-    """Of a packed weight: that of the network's other weights, as only whole networks of two bytes are packed."""
-    own: Sequence[Tensor] = plain if layer.bias is None else [layer.bias]
-    return min((p.element_size() for p in own), default=2)
-
-
-def _tied_head(network: nn.Module) -> nn.Module | None:
-    """The head of a model whose head is its embedding, if it was packed apart from that."""
-    config, head = getattr(network, "config", None), getattr(network, "get_output_embeddings", None)
-    tied = config is not None and getattr(config, "tie_word_embeddings", False)
-    return head() if tied and head is not None else None
 
 
 # ------------------------------------------------------------------------------------------------------------ identity

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from forerun.bench.comparing.choices import Speed, best_of_each
-from forerun.bench.comparing.sections import Findings, size, together
+from forerun.bench.comparing.sections import Findings, together
 from forerun.bench.plots import COLOURS, PLAIN
+from forerun.bench.screen import size
 
 WIDTH = 640
 """Of the drawing, in its own units: it is scaled to the page."""

@@ -22,7 +22,7 @@ from forerun.bench.comparing.trend import LEAST_ROUNDS, shown_of, trend
 from forerun.bench.load.arrivals import Load
 from forerun.bench.load.report import in_one_line
 from forerun.bench.measurement import Row
-from forerun.bench.screen import number
+from forerun.bench.screen import number, size
 
 RATES = ("draft_acceptance_rate", "accepted_per_drafted", "mean_accepted_length", "tokens_per_step", "verify_rate")
 """Of the metrics list, those that are one number."""
@@ -345,13 +345,4 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def size(count: float) -> str:
-    """Bytes in decimal units, three digits."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.3g} {unit}"
-
-
-__all__ = ["DEFINITIONS", "Findings", "Section", "advice", "sameness", "sections", "setting", "size", "together"]
+__all__ = ["DEFINITIONS", "Findings", "Section", "advice", "sameness", "sections", "setting", "together"]

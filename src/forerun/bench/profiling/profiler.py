@@ -217,10 +217,9 @@ def _noting(advance: Callable[..., object], what: str, steps: int) -> None:
 
 
 def longest_draft(entry: LoadedDrafter) -> int:
-    """The largest K that the configuration lets a drafter make."""
+    """The largest K that the configuration lets a drafter make, at any batch size; 0 for one that never drafts."""
     table = entry.config.num_speculative_tokens_per_batch_size or ()
-    asked = max([entry.config.draft_length(entry.drafter.default_draft, 1), *(k for _, _, k in table)])
-    return min(asked, entry.drafter.max_draft or asked)
+    return max(entry.longest(batch_size) for batch_size in (1, *(low for low, _, _ in table)))
 
 
 def _most_requests(engine: Engine) -> int:

@@ -94,7 +94,7 @@ class Drafting:
         contexts = [len(live.request.tokens) for live in lives]
         paid = [skill.passes(k, n) for k, n in zip(planned, made, strict=True)]
         seconds = self._costs.drafts[skill.name].of(paid, contexts)
-        out.calls.append(DraftTime(skill.name, made, contexts, seconds))
+        out.calls.append(DraftTime(skill.name, paid, contexts, seconds))
 
     def _chances(self, number: int, lives: Sequence[Live], most: int) -> FloatArray:
         """[R, most]"""

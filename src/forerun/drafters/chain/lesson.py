@@ -47,7 +47,7 @@ class Lesson:
         embedded = self.drafter.target.embed(self.batch.tokens).to(features.dtype)
         return Unroll(self.drafter.network, self.batch, embedded, features)
 
-    @property
+    @cached_property
     def chunk(self) -> int:
         """Rows that are computed at once."""
-        return rows_per_chunk(self.drafter, self.batch, self.mask.shape[1])
+        return rows_per_chunk(self.drafter, self.batch, self.rows, self.mask.shape[1])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from forerun.drafters.chain.unroll import columns_of_row
+import torch
+
+from forerun.drafters.chain.unroll import chunk_of
 from forerun.drafters.layers import kept_of_row
 from forerun.drafters.learned import Held
-from forerun.drafters.losses import COPIES, chunk_rows
+from forerun.drafters.losses import COPIES
 
 if TYPE_CHECKING:
     from forerun.drafters.chain.decode import ChainDrafter
@@ -27,11 +30,8 @@ def chain_memory(drafter: ChainDrafter, lengths: Sequence[int], steps: int, half
         steps: of every chain.
         half: with bfloat16 autocast.
     """
-    tokens, longest = sum(lengths), max(lengths)
+    tokens, (rows, span) = sum(lengths), _chunk(drafter, lengths, steps)
     attention, columns = drafter.network.attention, drafter.vocabulary.draft_size
-    taught = sum(max(0, length - 2) for length in lengths)  # the last two have nothing to predict
-    rows = min(taught, chunk_rows(columns_of_row(drafter, steps, longest, drafter.needs_normalizer)))
-    span = min(tokens, rows + longest)  # a chunk reads the sequences it lies in
     config: Any = drafter.config
     token, layer = _kept_of_token(drafter), kept_of_row(config.transformer_layer_config, half)
     logits = COPIES * 4 * steps * columns
@@ -48,6 +48,16 @@ def chain_memory(drafter: ChainDrafter, lengths: Sequence[int], steps: int, half
     if not drafter.losses_apart:
         return [inputs, loss, *chains]
     return [inputs, *max([loss], chains, key=lambda held: sum(one.size for one in held))]
+
+
+def _chunk(drafter: ChainDrafter, lengths: Sequence[int], steps: int) -> tuple[int, int]:
+    """(rows, span) of a chunk where all rows are taught but the last two of a sequence, with nothing to predict."""
+    ends = accumulate(lengths)
+    taught = [row for length, end in zip(lengths, ends, strict=True) for row in range(end - length, end - 2)]
+    if not taught:
+        return 0, 0
+    rows, span = chunk_of(drafter, lengths, torch.tensor(taught), steps, drafter.needs_normalizer)
+    return min(len(taught), rows), span
 
 
 def _kept_of_token(drafter: ChainDrafter) -> int:

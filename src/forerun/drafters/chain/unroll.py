@@ -8,6 +8,8 @@ chunks, each with all of its steps, and again in the backward pass: memory is th
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
 
@@ -120,14 +122,48 @@ def compare_chains(drafter: ChainDrafter, batch: TrainingBatch, rows: Tensor, lo
     return RowLosses(*(column.reshape(-1, steps) for column in losses))
 
 
-def rows_per_chunk(drafter: ChainDrafter, batch: TrainingBatch, steps: int) -> int:
-    """Rows whose logits, scores and teacher's laws of all steps are within the memory of one chunk."""
-    return chunk_rows(columns_of_row(drafter, steps, max(batch.lengths), batch.log_normalizer is not None))
+# -------------------------------------------------------------------------------------------------------------- chunks
 
 
-def columns_of_row(drafter: ChainDrafter, steps: int, longest: int, normalized: bool) -> int:
-    """Numbers of a row's logits and scores over all steps, and of its teacher's law."""
-    scores = drafter.network.attention.heads * longest
+def rows_per_chunk(drafter: ChainDrafter, batch: TrainingBatch, rows: Tensor, steps: int) -> int:
+    """Of the taught rows [n], ascending, how many are computed at once."""
+    return chunk_of(drafter, batch.lengths, rows, steps, batch.log_normalizer is not None)[0]
+
+
+def chunk_of(
+    drafter: ChainDrafter, lengths: Sequence[int], rows: Tensor, steps: int, normalized: bool
+) -> tuple[int, int]:
+    """(rows, span): rows whose logits, scores and teacher's laws of all steps are within the memory of one chunk, and
+    the most packed rows that so many are scored against.
+
+    Each row of a chunk is scored against all from the start of its first row's sequence to its last row
+    (`Unroll._attend`): where sequences are short, or few rows are taught, far more than one sequence.
+
+    Args:
+        drafter: any chain.
+        lengths: of the packed sequences.
+        rows: [n] packed rows that are taught, ascending.
+        steps: of every chain.
+        normalized: whether the teacher's log-sum-exp is known.
+    """
+    rows, ends = rows.cpu().contiguous(), torch.tensor(list(lengths)).cumsum(0)
+    starts = (ends - torch.tensor(list(lengths)))[torch.bucketize(rows, ends, right=True)]
+
+    def span(count: int) -> int:
+        first, last = starts[: max(1, len(rows) - count + 1)], rows[min(count, len(rows)) - 1 :]
+        return int((last - first).max()) + 1
+
+    def too_many(count: int) -> bool:
+        return count > chunk_rows(columns_of_row(drafter, steps, span(count), normalized))
+
+    most = chunk_rows(columns_of_row(drafter, steps, 0, normalized))
+    count = bisect_left(range(1, most + 1), True, key=too_many)
+    return count, span(count)
+
+
+def columns_of_row(drafter: ChainDrafter, steps: int, span: int, normalized: bool) -> int:
+    """Numbers of a row's logits and of its scores against `span` rows, over all steps, and of its teacher's law."""
+    scores = drafter.network.attention.heads * span
     pruned_teacher = drafter.vocabulary.kept is not None and normalized
     teacher = drafter.vocabulary.draft_size if pruned_teacher else drafter.target.vocab_size
     return steps * (drafter.vocabulary.draft_size + scores) + teacher
