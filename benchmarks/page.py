@@ -196,6 +196,8 @@ def _exact(exact: dict[str, Any] | None) -> str:
 def _compared(exact: dict[str, Any], engine: str) -> str:
     found = [d for d in exact["differences"] if d["config"].startswith(engine)]
     runs = exact["runs"].get(engine, 0)
+    if not runs:
+        return f"No run of {engine} was compared with it."
     if not found:
         return f"In {runs} other runs of {engine} no id differed from it."
     places = (f"`{d['config']}`, prompt {d['prompt']}, position {d['position']} (lead {d['margin']})" for d in found)

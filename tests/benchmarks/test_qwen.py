@@ -238,3 +238,13 @@ def test_a_batch_is_cut_at_its_own_end() -> None:
 
     assert _until_end([4, 5, 2, 2, 2], 2) == [4, 5, 2]
     assert _until_end([4, 5, 6], [2, 3]) == [4, 5, 6]
+
+
+def test_an_engine_that_was_not_compared_is_not_praised() -> None:
+    """Without rows of transformers the page does not say that none of them differed."""
+    from page import _exact
+
+    lead = [{"margin": 0.5, "prompt": 0, "position": 1}]
+    exact = {"prompts": 1, "tokens": 8, "runs": {"forerun": 2}, "differences": [], "smallest_margins": lead}
+    assert "No run of transformers was compared with it." in _exact(exact)
+    assert "In 2 other runs of forerun no id differed from it." in _exact(exact)
