@@ -13,7 +13,7 @@ import typer
 from forerun.bench.screen import fitted, text_of
 from forerun.cli.console import Output, as_json, notes, progress, screen
 from forerun.cli.load import with_drafters
-from forerun.cli.measuring import TargetArgument, check_plots, load_fixed, measurable, typed
+from forerun.cli.measuring import TargetArgument, check_plots, check_rows, load_fixed, measurable, typed
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, PromptFlags, flags
 from forerun.cli.prompts import named_prompts, prompt_ids
 from forerun.errors import OptionError
@@ -63,8 +63,7 @@ class CalibrateFlags:
                 raise OptionError(name, f"must be at least {least}, got {value}")
         if not 0 < self.held_out < 1:
             raise OptionError("held_out", f"must be between 0 and 1, got {self.held_out:g}")
-        if self.rows is not None and not Path(self.rows).absolute().parent.is_dir():
-            raise OptionError("--rows", f"the folder {Path(self.rows).parent} does not exist")
+        check_rows(self.rows)
         if self.out is not None and not Path(self.out).is_dir():
             raise OptionError("--out", f"{self.out} is not a folder")
         check_plots(self.plots)

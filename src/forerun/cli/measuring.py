@@ -17,6 +17,7 @@ import typer
 from forerun.cli.console import progress
 from forerun.cli.options import EngineFlags
 from forerun.errors import OptionError
+from forerun.folders import check_writable
 
 if TYPE_CHECKING:
     from forerun.bench.profiling.profiler import Findings, ProfileOptions
@@ -100,8 +101,8 @@ def numbers(option: str, text: str, kind: Callable[[str], _Number], least: float
 
 def check_rows(rows: str | None) -> None:
     """OptionError if the file could not be made."""
-    if rows is not None and not Path(rows).absolute().parent.is_dir():
-        raise OptionError("--rows", f"the folder {Path(rows).parent} does not exist")
+    if rows is not None:
+        check_writable("--rows", Path(rows).absolute().parent)
 
 
 def check_seed(seed: int | None) -> None:
