@@ -139,7 +139,10 @@ def _training(variant: Variant, plan: dict[str, Any], options: argparse.Namespac
 
 
 def _train(out: Path, settings: dict[str, object], options: argparse.Namespace) -> Command:
-    words = ("--target", options.target, "--data", "data", "--out", out, "--threads", 1, *flags(settings))
+    # Half of a step would be the target's own passes. A store holds one choice of taps.
+    taps = str(settings["draft.taps"]).replace(",", "-")
+    store = {"feature-store": f"features/h{taps}", "store-gb": options.store_gb}
+    words = ("--target", options.target, "--data", "data", "--out", out, "--threads", 1, *flags(settings | store))
     log = options.work / "logs" / f"{out.name}.log"
     return Command.forerun("train", "dspark", *words, cwd=options.work, log=log)
 
@@ -270,6 +273,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--target", default="embedded")
     train.add_argument("--minutes", type=float, default=8, help="processor time of a run, at most")
     train.add_argument("--jobs", type=int, default=1, help="runs side by side, one thread each")
+    train.add_argument("--store-gb", type=float, default=8, help="bound of each store of features in --work")
     train.add_argument("--variants", nargs="+", default=["*"], metavar="PATTERN", help="e.g. 'base-*' 'markov-*'")
     train.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of all runs, for a trial"

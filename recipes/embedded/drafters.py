@@ -18,7 +18,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # what the recipes
 from commands import Command, flags, publish, run_or_exit, whole_lines
 
 HERE, ROOT = Path(__file__).resolve().parent, Path(__file__).resolve().parents[2]
-PROMPTS, ANSWER_TOKENS = 8000, 200
+PROMPTS, ANSWER_TOKENS = 5200, 200
 SAMPLING = ("--temperature", "0.8", "--seed", "1")
 HELD_OUT = 0.03
 LIMIT_MB = 48
@@ -29,10 +29,12 @@ SHARED: dict[str, object] = {
     "learning-rate": 2e-3,
     "optimizer": "muon",
     "mixed-precision": "bf16",
-    "epochs": 4,
+    "epochs": 3,
     "eval-prompts": 32,
 }
 """Settings of all kinds: equal terms."""
+STORE_GB = 8
+"""Bound of each store of features: half of a step would be the target's own passes."""
 KINDS: dict[str, dict[str, object]] = {
     "eagle": {},
     "eagle3": {"draft.ttt-steps": 5},
@@ -70,7 +72,9 @@ class Recipe:
         self._forerun("data", "regenerate", "prompts.jsonl", "--out", "answers.jsonl", *SAMPLING, *limits)
 
     def train(self, kind: str) -> None:
-        settings = {**SHARED, **KINDS[kind], "threads": self.threads}
+        store = "blocks" if kind in ("dflash", "dspark") else kind  # these two read the same layers
+        stored = {"feature-store": f"features/{store}", "store-gb": STORE_GB}
+        settings = {**SHARED, **KINDS[kind], **stored, "threads": self.threads}
         self._forerun("train", kind, "--data", "data", "--out", kind, *flags(settings))
         private = [self.work.resolve(), ROOT, Path.home()]
         publish(self.work / kind / "best", self.out / kind, private)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def test_acceptance_is_what_verification_accepts(kept):
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 50), st.sampled_from([None, 3, 100]), st.booleans())
 def test_chunks_give_the_dense_values_and_gradients(n, size, top, missing):
-    """Any chunk size: the same losses and the same gradients of every input and of the weights used inside."""
+    """Any chunk size: the same losses and the same gradients of what is cut, of what is shared and of weights."""
     _, target, labels = _rows(n, 12, seed=n)
     labels = labels.where(labels > 2, -1) if missing else labels
     hidden = torch.randn(n, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -78,13 +79,18 @@ def test_chunks_give_the_dense_values_and_gradients(n, size, top, missing):
     for chunked in (False, True):
         x, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
 
-        def rows(x, target, labels, w=w):
-            return compare(x @ w, target, labels, top)
+        def taught(x, target, labels, mix, scale, w=w):
+            out = compare(scale * x @ w, target, labels, top)
+            return (mix * (out.ce + 2 * out.soft_ce + 3 * out.l1)).sum(), out
 
-        out = in_chunks(rows, size, x, target, labels) if chunked else rows(x, target, labels)
-        mix = torch.arange(1, n + 1) / n
-        (mix * (out.ce + 2 * out.soft_ce + 3 * out.l1)).sum().backward()
-        grads.append((torch.stack([out.ce, out.soft_ce, out.l1, out.acceptance]).detach(), x.grad, w.grad))
+        scale = 1 + w[0].mean() / 9  # has a graph of its own, and reaches every chunk
+        tensors = (x.sin(), target, labels, torch.arange(1, n + 1) / n)
+        if chunked:
+            total, columns = in_chunks(taught, size, tensors, [scale], [w])
+        else:
+            total, columns = taught(*tensors, scale)
+        (5 * total).backward()
+        grads.append((total.detach(), torch.stack([*columns]).detach(), x.grad, w.grad))
     for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
@@ -104,9 +110,47 @@ def test_ids_that_both_laws_rule_out_cost_nothing(top):
 
 
 def test_no_rows_lose_nothing():
-    """A micro-batch that teaches nothing has losses of no rows, with a graph of nothing."""
-    out = in_chunks(lambda x: compare(x, x, x.long()), 4, torch.zeros(0, 3))
-    assert all(column.shape == (0,) for column in out)
+    """A micro-batch that teaches nothing: a sum of 0 with a graph, and losses of no rows."""
+    rows = torch.zeros(0, 3, requires_grad=True)
+
+    def taught(x):
+        losses = compare(x, x.detach(), x.detach()[:, 0].long())
+        return losses.soft_ce.sum(), losses
+
+    total, columns = in_chunks(taught, 4, [rows])
+    total.backward()
+    assert total == 0
+    assert rows.grad.shape == rows.shape
+    assert all(column.shape == (0,) for column in columns)
+
+
+def test_one_chunk_at_a_time_and_each_once():
+    """The graph of a chunk is gone before the next one is made, and the backward pass makes none."""
+    x, alive, most = torch.randn(10, 3, requires_grad=True), [], []
+
+    def taught(x):
+        losses = compare(x, x.detach().softmax(-1), torch.zeros(len(x), dtype=torch.long))
+        alive[:] = [ref for ref in alive if ref() is not None]
+        alive.append(weakref.ref(losses.soft_ce))
+        most.append(len(alive))
+        return losses.soft_ce.sum(), losses
+
+    in_chunks(taught, 3, [x])[0].backward()
+    assert most == [1, 1, 1, 1]
+
+
+def test_without_gradients_there_are_the_same_sums():
+    x = torch.randn(10, 3)
+
+    def taught(x):
+        losses = compare(x, (x + 1).softmax(-1), torch.zeros(len(x), dtype=torch.long))
+        return losses.soft_ce.sum(), losses
+
+    with torch.no_grad():
+        total, columns = in_chunks(taught, 3, [x])
+    dense, whole = taught(x)
+    torch.testing.assert_close(total, dense)
+    torch.testing.assert_close(columns, list(whole))
 
 
 @pytest.mark.parametrize("top", [1, 3, 11, 12])

@@ -1,20 +1,19 @@
 """Losses between a drafter's law and its target's, row by row: pure functions, memory bounded by chunks of rows.
 
-`compare` sees whole rows [n, D] of logits; `in_chunks` calls it for some rows at a time and computes each chunk anew in
-the backward pass, so that no more than one chunk of logits exists at once. Values and gradients are those of the dense
-form (tested).
+`compare` sees whole rows [n, D] of logits; `in_chunks` has it called for some rows at a time and takes each chunk's
+gradient at once, so that no more than one chunk of logits exists. Values and gradients are those of the dense form
+(tested).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 
 class RowLosses(NamedTuple):
@@ -45,14 +44,24 @@ def compare(draft_logits: Tensor, target_probs: Tensor, labels: Tensor, top: int
     target = target_probs.float()
     ce = -log_draft.gather(-1, labels.clamp(min=0)[:, None])[:, 0]
     ce = ce.where(labels >= 0, torch.zeros_like(ce))
-    lost = (1 - target.sum(-1)).clamp(min=0)  # mass of the ids that are not kept, where the draft law has none
-    with torch.no_grad():
-        acceptance = torch.minimum(log_draft.exp(), target).sum(-1)
+    mass = target.sum(-1)
+    lost = (1 - mass).clamp(min=0)  # mass of the ids that are not kept, where the draft law has none
+    whole = None
     if top is not None and top < target.shape[-1]:
+        with torch.no_grad():
+            whole = _distance(log_draft, target) + lost
         target, log_draft = _lumped(target, log_draft, top)
-    soft_ce = -(target * log_draft).masked_fill(target == 0, 0).sum(-1)  # 0 log 0 = 0: padded ids of a head at -inf
-    l1 = (log_draft.exp() - target).abs().sum(-1) + lost
+    # 0 log 0 = 0: padded ids of a head at -inf. A bound costs a third of looking for the zeros.
+    soft_ce = -(target * log_draft.clamp(min=torch.finfo(torch.float32).min)).sum(-1)
+    l1 = _distance(log_draft, target) + lost
+    # |q - p| = q + p - 2 min(p, q), of laws that sum to 1 and to `mass`.
+    acceptance = (1 + mass + lost - (l1 if whole is None else whole)).detach().clamp(min=0) / 2
     return RowLosses(ce, soft_ce, l1, acceptance)
+
+
+def _distance(log_draft: Tensor, target: Tensor) -> Tensor:
+    """[n] sum_v |q(v) - p(v)|."""
+    return (log_draft.exp() - target).abs().sum(-1)
 
 
 def _lumped(target: Tensor, log_draft: Tensor, top: int) -> tuple[Tensor, Tensor]:
@@ -63,6 +72,12 @@ def _lumped(target: Tensor, log_draft: Tensor, top: int) -> tuple[Tensor, Tensor
     # log(1 - sum q) without cancellation where the best ids hold nearly everything.
     held = torch.logsumexp(log_best, -1, keepdim=True).clamp(max=-torch.finfo(torch.float32).eps)
     return torch.cat([best.values, rest], -1), torch.cat([log_best, torch.log(-torch.expm1(held))], -1)
+
+
+def weighed(losses: RowLosses, ce: Literal["hard", "soft"], ce_weight: float, l1_weight: float = 0.0) -> Tensor:
+    """[n] the weighted sum of a cross entropy, against the text or against the target's law, and of l1."""
+    entropy = ce_weight * (losses.ce if ce == "hard" else losses.soft_ce)
+    return entropy + l1_weight * losses.l1 if l1_weight else entropy  # a weight of 0 would still cost its way back
 
 
 def confidence_loss(confidence_logits: Tensor, acceptance: Tensor) -> Tensor:
@@ -77,23 +92,96 @@ def decay_weights(length: int, gamma: float, device: torch.device | str = "cpu")
     return torch.exp(-torch.arange(length, dtype=torch.float32, device=device) / gamma)
 
 
-def in_chunks(rows: Callable[..., RowLosses], size: int, *tensors: Tensor) -> RowLosses:
-    """`rows(*tensors)` computed for `size` rows at a time, and again in the backward pass.
+Taught = tuple[Tensor, Sequence[Tensor]]
+"""The sum that is taught over some rows, and what is to be known of each of them: tensors [n, ...]."""
+
+
+def in_chunks(
+    taught: Callable[..., Taught],
+    size: int,
+    tensors: Sequence[Tensor],
+    shared: Sequence[Tensor] = (),
+    parameters: Iterable[nn.Parameter] = (),
+) -> tuple[Tensor, list[Tensor]]:
+    """What is taught over all rows, `size` of them at a time.
+
+    The gradient of a chunk is taken as soon as its sum is known, and kept in the place of the chunk: nothing is
+    computed twice, as it would be if the backward pass made the chunks anew. (Liger Kernel, arXiv 2410.10989, has a
+    cross entropy that does so.)
 
     Args:
-        rows: a function of the chunk's rows of every tensor, which may use other tensors (weights) as well.
+        taught: a function of the chunk's rows of every tensor, and then of `shared`. It may use other tensors and
+            modules; no gradient reaches any of them but `parameters`.
         size: rows in a chunk.
         tensors: each [N, ...].
+        shared: tensors with a graph behind them, whole for every chunk.
+        parameters: that `taught` uses.
+
+    Returns:
+        The sum over all rows, with a graph, and the columns over all rows, without one.
     """
-    count = len(tensors[0])
-    if count == 0:
-        empty = tensors[0].flatten()[:0].float()  # still a part of the graph
-        return RowLosses(empty, empty, empty, empty)
-    parts = []
-    for start in range(0, count, size):
-        chunk = [tensor[start : start + size] for tensor in tensors]
-        parts.append(checkpoint(rows, *chunk, use_reentrant=False) if torch.is_grad_enabled() else rows(*chunk))
-    return RowLosses(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    own = [*parameters]
+    chunks = [[tensor[i : i + size] for tensor in tensors] for i in range(0, max(1, len(tensors[0])), size)]
+    if not torch.is_grad_enabled():
+        return _summed([taught(*chunk, *shared) for chunk in chunks])
+    common, parts, by_chunk = [*map(_leaf, shared)], [], []
+    sums: list[Tensor | None] = [None] * (len(common) + len(own))
+    for chunk in chunks:
+        leaves = [*map(_leaf, chunk)]
+        total, columns = taught(*leaves, *common)
+        found = _gradients(total, [*leaves, *common, *own])
+        by_chunk.append(found[: len(leaves)])
+        sums = [_plus(one, other) for one, other in zip(sums, found[len(leaves) :], strict=True)]
+        parts.append((total.detach(), [column.detach() for column in columns]))
+        del total, columns  # the graph of a chunk goes before the next one comes
+    total, joined = _summed(parts)
+    gradients = [_joined(each) for each in zip(*by_chunk, strict=True)] + sums
+    result: Tensor = _Known.apply(total, gradients, *tensors, *shared, *own)  # type: ignore[no-untyped-call]
+    return result, joined
+
+
+class _Known(torch.autograd.Function):
+    """A sum of which the gradient is known already."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, gradients: Sequence[Tensor | None], *_: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return total.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, None, *(None if known is None else known * grads[0] for known in ctx.gradients)
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _summed(parts: Sequence[Taught]) -> tuple[Tensor, list[Tensor]]:
+    totals, columns = zip(*parts, strict=True)
+    return torch.stack(totals).sum(), [torch.cat(each) for each in zip(*columns, strict=True)]
+
+
+def _gradients(total: Tensor, inputs: Sequence[Tensor]) -> list[Tensor | None]:
+    """Of every input; None: the sum does not depend on it."""
+    wanted = [tensor for tensor in inputs if tensor.requires_grad]
+    if not wanted or not total.requires_grad:
+        return [None] * len(inputs)
+    found = iter(torch.autograd.grad(total, wanted, allow_unused=True))
+    return [next(found) if tensor.requires_grad else None for tensor in inputs]
+
+
+def _plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """[N, ...] of the gradients of all chunks, none of which, or each, depends on the tensor."""
+    known = [part for part in parts if part is not None]
+    assert len(known) in (0, len(parts))
+    return torch.cat(known) if known else None
 
 
 COPIES = 6

@@ -24,7 +24,7 @@ def _eight_billion() -> Workload:
         drafts=7,
         features=5 * 4096,
         feature_itemsize=2,
-        vocab_size=151_936,
+        teacher_columns=151_936,
         draft_vocab_size=151_936,
         head_bytes=8 * 256 + 4 * (4096 + 2 * 256),
     )  # fmt: skip
@@ -36,7 +36,7 @@ def _eight_billion() -> Workload:
         saved_itemsize=2,
         hidden_size=4096,
         states=6,
-        vocab_size=work.vocab_size,
+        vocab_size=work.teacher_columns,
         draft_vocab_size=work.draft_vocab_size,
         kv_bytes=147_456,
         kv_tokens=4096,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,8 +34,6 @@ class ChainDrafter(LearnedDrafter):
 
     network: ChainNetwork
     lookahead = 1  # a row is made of a feature and of the token that follows it
-    losses_apart: ClassVar[bool] = False
-    """Whether training computes chains and their losses in chunks of their own, one behind the other."""
 
     def __init__(self, config: Any, network: ChainNetwork, vocabulary: DraftVocabulary, target: Target):
         super().__init__(config, network, vocabulary, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from forerun.drafters.chain.unroll import Unroll, rows_per_chunk, taught
 from forerun.drafters.learned import Losses, TrainingBatch
+from forerun.drafters.losses import Taught, in_chunks
 
 if TYPE_CHECKING:
     from forerun.drafters.chain.decode import ChainDrafter
@@ -47,7 +49,14 @@ class Lesson:
         embedded = self.drafter.target.embed(self.batch.tokens).to(features.dtype)
         return Unroll(self.drafter.network, self.batch, embedded, features)
 
-    @cached_property
-    def chunk(self) -> int:
-        """Rows that are computed at once."""
-        return rows_per_chunk(self.drafter, self.batch, self.rows, self.mask.shape[1])
+    def in_chunks(self, chains: Callable[..., Taught], unroll: Unroll, *tensors: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """`losses.in_chunks` of what is taught by the chains from some rows.
+
+        Args:
+            chains: a function of the chunk's rows, of its part of every tensor, and of what is to be `unroll.shared`.
+            unroll: the chains.
+            tensors: each [n, ...], of the taught rows.
+        """
+        size = rows_per_chunk(self.drafter, self.batch, self.rows, self.mask.shape[1])
+        parameters = [p for p in self.drafter.network.parameters() if p.requires_grad]
+        return in_chunks(chains, size, (self.rows, *tensors), unroll.shared, parameters)

@@ -35,19 +35,19 @@ def chain_memory(drafter: ChainDrafter, lengths: Sequence[int], steps: int, half
     config: Any = drafter.config
     token, layer = _kept_of_token(drafter), kept_of_row(config.transformer_layer_config, half)
     logits = COPIES * 4 * steps * columns
-    scores = round(4 * attention.heads * span * ((1.5 if half else KEPT) * steps + PASSING))
+    score = rows * 4 * drafter.network.attention.heads * span
+    kept, passing = round(score * (1.5 if half else KEPT) * steps), score * PASSING
     inputs = Held("inputs of all rows", tokens * token, f"{tokens:,} tokens x {token:,} bytes")
-    loss = Held(
-        "chunk of logits", rows * logits,
-        f"{COPIES} x {rows:,} rows x {steps} steps x {columns:,} x 4 bytes, computed again backwards",
-    )  # fmt: skip
-    chains = [
-        Held("scores of the chunk", rows * scores, f"{rows:,} rows x {scores:,} bytes"),
+    loss = Held("chunk of logits", rows * logits, f"{COPIES} x {rows:,} rows x {steps} steps x {columns:,} x 4 bytes")
+    back = Held(
+        "scores on their way back", passing, f"{PASSING} x {rows:,} rows x {attention.heads} x {span:,} x 4 bytes"
+    )
+    return [
+        inputs,
+        max(loss, back, key=lambda held: held.size),  # the logits are gone when the scores' turn comes
+        Held("scores of the chunk", kept, f"{rows:,} rows x {kept // max(1, rows):,} bytes"),
         Held("layer of the chunk", rows * steps * layer, f"{rows:,} rows x {steps} steps x {layer:,} bytes"),
     ]
-    if not drafter.losses_apart:
-        return [inputs, loss, *chains]
-    return [inputs, *max([loss], chains, key=lambda held: sum(one.size for one in held))]
 
 
 def _chunk(drafter: ChainDrafter, lengths: Sequence[int], steps: int) -> tuple[int, int]:

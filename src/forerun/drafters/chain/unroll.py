@@ -3,15 +3,16 @@
 Step 0 of row i is the row that decoding makes of (feature i, token i + 1). Step t feeds its own output back, with token
 i + 1 + t, at position i + t; it sees the step-0 rows up to i and its own steps, as a draft in flight does (EAGLE-3's
 training-time test; methods, 4.3). After step 0 a row thus depends on no other row's steps, so rows are computed in
-chunks, each with all of its steps, and again in the backward pass: memory is that of one chunk.
+chunks, each with all of its steps and its gradient: memory is that of one chunk.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -62,6 +63,17 @@ class Unroll:
         rows = torch.arange(len(embedded), device=embedded.device)
         x = network.attention_input(self._behind(rows, 0), features)
         self._keys, self._values = network.attention.keys_values(x, self._rotation(rows, 0))
+
+    @property
+    def shared(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Features [T, H], and the keys and values [T, kv_heads, dim] of step 0: what every chain reads."""
+        return self._features, self._keys, self._values
+
+    def over(self, features: Tensor, keys: Tensor, values: Tensor) -> Self:
+        """The same chains over other tensors in the place of `shared`."""
+        other = copy(self)
+        other._features, other._keys, other._values = features, keys, values
+        return other
 
     def hidden(self, rows: Tensor, steps: int) -> Tensor:
         """[n, steps, H] hidden states of the chains from packed rows [n], ascending."""
@@ -164,14 +176,7 @@ def chunk_of(
 def columns_of_row(drafter: ChainDrafter, steps: int, span: int, normalized: bool) -> int:
     """Numbers of a row's logits and of its scores against `span` rows, over all steps, and of its teacher's law."""
     scores = drafter.network.attention.heads * span
-    pruned_teacher = drafter.vocabulary.kept is not None and normalized
-    teacher = drafter.vocabulary.draft_size if pruned_teacher else drafter.target.vocab_size
-    return steps * (drafter.vocabulary.draft_size + scores) + teacher
-
-
-def chosen_ce(losses: RowLosses, kind: Literal["hard", "soft"]) -> Tensor:
-    """The cross entropy that is taught: against the text or against the target's law."""
-    return losses.ce if kind == "hard" else losses.soft_ce
+    return steps * (drafter.vocabulary.draft_size + scores) + drafter.teacher_columns(normalized)
 
 
 def metrics_by_step(losses: RowLosses, mask: Tensor) -> dict[str, tuple[float, float]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from forerun.drafters.base import Draft, DraftView, KeepDrafting, draft_serially, top_probability
 from forerun.drafters.dflash.config import DFlashConfig, DFlashSettings
 from forerun.drafters.dflash.drafter import BlockDrafter, backbone_of, block_fields
-from forerun.drafters.dflash.loss import Rows, hidden_states, metrics_of, objective, row_losses
+from forerun.drafters.dflash.loss import Rows, hidden_states, metrics_of, row_losses
 from forerun.drafters.dflash.network import Backbone, initialise
 from forerun.drafters.learned import DesignPlan, Exercise, Losses, TrainingBatch
 from forerun.drafters.vocabulary import DraftVocabulary
@@ -56,8 +56,7 @@ class DFlash(BlockDrafter):
         blocks, weights = exercise.drawn["blocks"], exercise.drawn["weights"]
         hidden = hidden_states(self.backbone, batch, blocks, self.config, self.target.embed)
         rows = Rows.of(hidden, batch, blocks, weights)
-        losses = row_losses(self, batch, rows, self.settings)
-        total = (rows.weights * objective(losses, self.settings, progress)).sum()
+        total, losses = row_losses(self, batch, rows, self.settings, progress)
         return Losses(total, metrics_of(rows, losses, self.config.max_draft))
 
     # -------------------------------------------------------------------------------------------------------- decoding

@@ -57,7 +57,7 @@ class BlockDrafter(LearnedDrafter):
             drafts=self.config.max_draft,
             features=self.config.target_hidden_size * len(self.taps),
             feature_itemsize=self.target.dtype.itemsize,
-            vocab_size=self.config.vocab_size,
+            teacher_columns=self.teacher_columns(self.needs_normalizer),
             draft_vocab_size=self.config.draft_vocab_size,
             head_bytes=self.head_bytes,
         )

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forerun.drafters.dflash.blocks import Blocks, block_mixer, draw_anchors, draw_lengths, position_weights, taught
 from forerun.drafters.dflash.config import BlockConfig, BlockSettings
 from forerun.drafters.dflash.network import Backbone
 from forerun.drafters.learned import Exercise, LearnedDrafter, TrainingBatch, wide
-from forerun.drafters.losses import RowLosses, chunk_rows, compare, in_chunks
+from forerun.drafters.losses import RowLosses, Taught, chunk_rows, compare, in_chunks, weighed
 
 
 def exercise(
@@ -72,29 +72,36 @@ def row_losses(
     batch: TrainingBatch,
     rows: Rows,
     settings: BlockSettings,
-    correction: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None,
-) -> RowLosses:
-    """Losses [N] of the taught rows.
+    progress: float,
+    correction: tuple[Tensor, nn.Linear] | None = None,
+) -> tuple[Tensor, RowLosses]:
+    """The objective over the taught rows, and their losses [N] without a gradient.
 
     Args:
         drafter: gives head, teacher and vocabulary.
         batch: the sequences.
         rows: what is taught.
         settings: of the loss.
-        correction: latent [N, r] and its function [n, r] -> [n, D], added to the logits (DSpark's Markov bias).
+        progress: share of the training that is done.
+        correction: latent [N, r] and the map [n, r] -> [n, D] of what it adds to the logits (DSpark's Markov bias).
     """
     latent = rows.hidden.new_zeros(len(rows.hidden), 0) if correction is None else correction[0]
 
-    def losses(hidden: Tensor, latent: Tensor, teacher: Tensor, labels: Tensor) -> RowLosses:
+    def taught(hidden: Tensor, latent: Tensor, teacher: Tensor, labels: Tensor, weights: Tensor) -> Taught:
         logits = wide(drafter.target_head(hidden))
         if correction is not None:
             logits = logits + wide(correction[1](latent))
-        known = None if batch.log_normalizer is None else batch.log_normalizer[teacher]
-        target_probs = drafter.target_probs(batch.last[teacher], known)
-        return compare(logits, target_probs, drafter.vocabulary.to_draft(labels), settings.teacher_top)
+        teachers, where = torch.unique(teacher, return_inverse=True)  # neighbouring blocks overlap: each law once
+        known = None if batch.log_normalizer is None else batch.log_normalizer[teachers]
+        target_probs = drafter.target_probs(batch.last[teachers], known)[where]
+        losses = compare(logits, target_probs, drafter.vocabulary.to_draft(labels), settings.teacher_top)
+        return (weights * objective(losses, settings, progress)).sum(), losses
 
-    size = chunk_rows(drafter.target.vocab_size)
-    return in_chunks(losses, size, rows.hidden, latent, rows.teacher, rows.labels)
+    size = chunk_rows(drafter.teacher_columns(batch.log_normalizer is not None))
+    own = () if correction is None else correction[1].parameters()
+    tensors = (rows.hidden, latent, rows.teacher, rows.labels, rows.weights)
+    total, columns = in_chunks(taught, size, tensors, parameters=own)
+    return total, RowLosses(*columns)
 
 
 def objective(losses: RowLosses, settings: BlockSettings, progress: float) -> Tensor:
@@ -102,8 +109,7 @@ def objective(losses: RowLosses, settings: BlockSettings, progress: float) -> Te
     ce_weight, l1_weight = settings.ce_weight, settings.l1_weight
     if progress < settings.ce_first:
         ce_weight, l1_weight = ce_weight + l1_weight, 0.0
-    ce = losses.soft_ce if settings.ce == "soft" else losses.ce
-    return ce_weight * ce + l1_weight * losses.l1
+    return weighed(losses, settings.ce, ce_weight, l1_weight)
 
 
 def metrics_of(rows: Rows, losses: RowLosses, length: int) -> dict[str, tuple[float, float]]:

@@ -27,7 +27,8 @@ class BlockPass:
     features: int
     """m * H, columns of the tapped features."""
     feature_itemsize: int
-    vocab_size: int
+    teacher_columns: int
+    """Logits computed of a row of the teacher's law."""
     draft_vocab_size: int
     head_bytes: int = 0
     """What heads of its own keep of a slot."""
@@ -69,7 +70,7 @@ def block_memory(work: BlockPass, half: bool) -> list[Held]:
              f"{layers} layers x {shown:,} rows x {copied:,} bytes, copied for each attention call"),
         Held("attention masks", layers * pairs * groups * size,
              f"{layers} layers x {pairs:,} slots and rows x {groups} x {size} bytes"),
-        chunk_of_logits(sum(work.blocks) * work.drafts, work.vocab_size, work.draft_vocab_size),
+        chunk_of_logits(sum(work.blocks) * work.drafts, work.teacher_columns, work.draft_vocab_size),
     ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from forerun.drafters.base import Draft, DraftView, KeepDrafting, draft_serially, top_probability
 from forerun.drafters.dflash.blocks import Blocks
 from forerun.drafters.dflash.drafter import BlockDrafter, block_fields
-from forerun.drafters.dflash.loss import Rows, hidden_states, metrics_of, objective, row_losses
+from forerun.drafters.dflash.loss import Rows, hidden_states, metrics_of, row_losses
 from forerun.drafters.dflash.network import initialise
 from forerun.drafters.dspark.config import DSparkConfig, DSparkSettings
 from forerun.drafters.dspark.network import DSparkNetwork, initialise_heads
@@ -70,9 +70,8 @@ class DSpark(BlockDrafter):
         previous = previous_tokens(batch, blocks, hidden.shape[1])
         rows = Rows.of(hidden, batch, blocks, weights)
         markov, taught = self.net.markov_head, weights > 0
-        correction = None if markov is None else (markov.along(previous, hidden)[taught], markov.bias)
-        losses = row_losses(self, batch, rows, self.settings, correction)
-        total = (rows.weights * objective(losses, self.settings, progress)).sum()
+        correction = None if markov is None else (markov.along(previous, hidden)[taught], markov.markov_w2)
+        total, losses = row_losses(self, batch, rows, self.settings, progress, correction)
         metrics = metrics_of(rows, losses, self.config.max_draft)
         if self.net.confidence_head is not None:
             logits = self.net.confidence(rows.hidden, previous[taught])

@@ -21,7 +21,6 @@ class Eagle(ChainDrafter):
     """Predicts the target's next top feature and reads it with the target's own head (methods, 3.2)."""
 
     name = "eagle"
-    losses_apart = True
     settings_class = EagleSettings
     config_class = EagleConfig
     settings: EagleSettings

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from forerun.drafters.chain.lesson import Lesson
-from forerun.drafters.chain.unroll import chosen_ce, compare_chains, metrics_by_step, taught
+from forerun.drafters.chain.unroll import compare_chains, metrics_by_step, taught
 from forerun.drafters.learned import Exercise, Losses, TrainingBatch
-from forerun.drafters.losses import RowLosses, in_chunks
+from forerun.drafters.losses import RowLosses, Taught, weighed
 
 if TYPE_CHECKING:
     from forerun.drafters.eagle.decode import Eagle
@@ -35,26 +34,21 @@ def losses(drafter: Eagle, batch: TrainingBatch, exercise: Exercise) -> Losses:
     if len(rows) == 0:
         return lesson.nothing
     noisy = clean + _noise(batch, clean, settings.feature_noise, exercise.drawn["noise_seeds"])
-    hidden = _hidden(lesson, noisy)  # [n, H]
-    feature = functional.smooth_l1_loss(hidden, clean[rows + 1], reduction="none").mean(-1)
+    unroll = lesson.unroll(noisy)
 
-    def compared(rows: Tensor, hidden: Tensor) -> RowLosses:
-        return compare_chains(drafter, batch, rows, drafter.logits(hidden)[:, None])
+    def chains(rows: Tensor, clean: Tensor, *shared: Tensor) -> Taught:
+        hidden = unroll.over(*shared).hidden(rows, 1)[:, 0]  # [n, H]
+        feature = functional.smooth_l1_loss(hidden, clean, reduction="none").mean(-1)
+        losses = compare_chains(drafter, batch, rows, drafter.logits(hidden)[:, None])  # [n, 1]
+        tokens = weighed(losses, settings.ce, settings.ce_weight)
+        return settings.feature_weight * feature.sum() + tokens.sum(), (*losses, feature)
 
-    row_losses = in_chunks(compared, lesson.chunk, rows, hidden)  # [n, 1]
-    total = settings.feature_weight * feature.sum() + settings.ce_weight * chosen_ce(row_losses, settings.ce).sum()
+    total, (*columns, feature) = lesson.in_chunks(chains, unroll, clean[rows + 1])
     metrics = {
-        "feature": (float(feature.detach().sum()), float(len(rows))),
-        **metrics_by_step(row_losses, lesson.mask),
+        "feature": (float(feature.sum()), float(len(rows))),
+        **metrics_by_step(RowLosses(*columns), lesson.mask),
     }
     return Losses(total, metrics)
-
-
-def _hidden(lesson: Lesson, features: Tensor) -> Tensor:
-    """[n, H] predicted features of the taught rows, in chunks that are computed again in the backward pass."""
-    unroll = lesson.unroll(features)
-    parts = torch.split(lesson.rows, lesson.chunk)
-    return torch.cat([checkpoint(unroll.hidden, part, 1, use_reentrant=False)[:, 0] for part in parts])
 
 
 def _noise(batch: TrainingBatch, like: Tensor, width: float, seeds: Sequence[int]) -> Tensor:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.chain.lesson import Lesson
-from forerun.drafters.chain.unroll import chosen_ce, compare_chains, metrics_by_step
+from forerun.drafters.chain.unroll import compare_chains, metrics_by_step
 from forerun.drafters.learned import Exercise, Losses, TrainingBatch
-from forerun.drafters.losses import RowLosses, in_chunks
+from forerun.drafters.losses import RowLosses, Taught, weighed
 
 if TYPE_CHECKING:
     from forerun.drafters.eagle3.decode import Eagle3
@@ -29,10 +29,11 @@ def losses(drafter: Eagle3, batch: TrainingBatch) -> Losses:
         return lesson.nothing
     unroll = lesson.unroll(lesson.features)
 
-    def compared(rows: Tensor) -> RowLosses:
-        return compare_chains(drafter, batch, rows, drafter.logits(unroll.hidden(rows, steps)))
+    def chains(rows: Tensor, weights: Tensor, *shared: Tensor) -> Taught:
+        hidden = unroll.over(*shared).hidden(rows, steps)
+        losses = compare_chains(drafter, batch, rows, drafter.logits(hidden))
+        return (weighed(losses, drafter.settings.ce, 1.0) * weights).sum(), losses
 
-    row_losses = in_chunks(compared, lesson.chunk, lesson.rows)  # [n, steps]
     weights = lesson.mask * decay ** torch.arange(steps, device=lesson.rows.device)
-    total = (chosen_ce(row_losses, drafter.settings.ce) * weights).sum()
-    return Losses(total, metrics_by_step(row_losses, lesson.mask))
+    total, columns = lesson.in_chunks(chains, unroll, weights)
+    return Losses(total, metrics_by_step(RowLosses(*columns), lesson.mask))

@@ -134,6 +134,11 @@ class Learner(ABC):
             progress: share of the training that is done, 0 .. 1, for loss schedules.
         """
 
+    def teacher_columns(self, normalized: bool) -> int:
+        """Logits that `target_probs` computes of a row, with `log_normalizer` or without."""
+        pruned = normalized and self.vocabulary.kept is not None
+        return self.vocabulary.draft_size if pruned else self.target.vocab_size
+
     def target_probs(self, last: Tensor, log_normalizer: Tensor | None = None) -> Tensor:
         """The target's law [n, D] at the ids of the draft vocabulary, not renormalised, at temperature 1.
 

@@ -35,5 +35,5 @@ def chunk_of_logits(rows: int, vocab_size: int, draft_vocab_size: int) -> Held:
     from forerun.drafters.losses import COPIES, chunk_rows
 
     most = min(rows, chunk_rows(vocab_size))
-    text = f"{COPIES} x {most:,} rows x {draft_vocab_size:,} x 4 bytes, computed again backwards"
+    text = f"{COPIES} x {most:,} rows x {draft_vocab_size:,} x 4 bytes"
     return Held("chunk of logits", COPIES * 4 * most * draft_vocab_size, text)

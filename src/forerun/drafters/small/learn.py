@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from forerun.drafters.checkpoint import fingerprint_of, put_in_place
 from forerun.drafters.learned import DesignPlan, Exercise, Learner, Losses, TrainingBatch, wide
-from forerun.drafters.losses import RowLosses, chunk_rows, compare, in_chunks
+from forerun.drafters.losses import RowLosses, Taught, chunk_rows, compare, in_chunks, weighed
 from forerun.drafters.small.config import SmallSettings
 from forerun.drafters.small.decode import Small
 from forerun.drafters.small.record import write_record
@@ -131,17 +131,17 @@ class SmallLearner(Learner):
         if len(rows) == 0:
             return Losses(hidden.sum() * 0, {})
 
-        def compared(hidden: Tensor, rows: Tensor) -> RowLosses:
+        def taught(hidden: Tensor, rows: Tensor) -> Taught:
             logits = wide(self.network.logits(hidden))[:, : self.shared_ids]
             known = None if batch.log_normalizer is None else batch.log_normalizer[rows]
             target_probs = self.target_probs(batch.last[rows], known)
-            return compare(logits, target_probs, self.vocabulary.to_draft(batch.tokens[rows + 1]))
+            losses = compare(logits, target_probs, self.vocabulary.to_draft(batch.tokens[rows + 1]))
+            return weighed(losses, self.settings.ce, self.settings.ce_weight, self.settings.l1_weight).sum(), losses
 
         size = chunk_rows(max(self.network.vocab_size, self.target.vocab_size))
-        losses = in_chunks(compared, size, hidden[rows], rows)
-        ce = losses.soft_ce if self.settings.ce == "soft" else losses.ce
-        total = (self.settings.ce_weight * ce + self.settings.l1_weight * losses.l1).sum()
-        return Losses(total, _metrics(losses))
+        head = self.network.tables[1].parameters()
+        total, columns = in_chunks(taught, size, (hidden[rows], rows), parameters=head)
+        return Losses(total, _metrics(RowLosses(*columns)))
 
     # ---------------------------------------------------------------------------------------------------------- saving
 
