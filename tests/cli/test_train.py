@@ -160,7 +160,8 @@ def test_the_embedded_small_model_is_distilled(run: Run, tmp_path):
     card = (best / "README.md").read_text()
     for text in ('base_model: "embedded-small"', 'library_name: "transformers"', "draft_model", "saved in bfloat16"):
         assert text in card
-    used = run("generate", "--target", "embedded", "--drafter", best, "--max-tokens", 8, "--prompt", "def f", "--json")
+    flags = ["--max-tokens", 8, "--seed", 1, "--ignore-eos", "--prompt", "def f", "--json"]
+    used = run("generate", "--target", "embedded", "--drafter", best, *flags)
     assert (used.json["stats"]["drafter"], used.json["stats"]["drafted"] > 0) == ("small", True)
 
 

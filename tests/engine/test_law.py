@@ -200,7 +200,7 @@ def test_greedy_drafts_are_point_masses():
             return drafts
 
     engine = _engine(Watched(_table(DRAFTER), V), num_speculative_tokens=1, draft_sample_method="greedy")
-    engine.generate([[0]] * 20, Sampling(max_tokens=10, temperature=1.3))
+    engine.generate([[0]] * 20, [Sampling(max_tokens=10, temperature=1.3, seed=seed) for seed in range(20)])
     assert {(last, *draft.tokens) for last, draft in seen} == {(0, 0), (1, 1), (2, 2)}
     assert all(draft.probs is None for _, draft in seen)
 

@@ -167,7 +167,7 @@ def test_a_client_that_never_reads_is_left(caplog):
 def test_pings_keep_a_silent_stream_open():
     """Comments while nothing comes; clients skip them."""
     with Site(lambda: _slowed(0.15), sse_ping_interval=0.03) as site:
-        reply = site.post(COMPLETIONS, {"prompt": "a", "max_tokens": 3, "stream": True})
+        reply = site.post(COMPLETIONS, {"prompt": "a", "max_tokens": 3, "stream": True, "seed": 1})
         assert reply.body.count(b": ping\n\n") >= 3
         assert "".join(event["choices"][0]["text"] for event in reply.events)
 
@@ -292,7 +292,7 @@ def test_a_target_that_raises_costs_the_requests_of_that_step():
         reply = site.post(COMPLETIONS, {**ENDLESS, "speculative": False})
         assert (reply.status, reply.error["type"]) == (500, "server_error")
         assert "secret" not in reply.error["message"]
-        assert site.complete(prompt="a", max_tokens=3)["usage"]["completion_tokens"] == 3
+        assert site.complete(prompt="a", max_tokens=3, seed=1)["usage"]["completion_tokens"] == 3
         site.settle()
         target.forward = whole
         site.complete(prompt="a", max_tokens=3)
@@ -335,7 +335,7 @@ def test_a_request_that_memory_cannot_hold_is_refused():
         error = site.refused(COMPLETIONS, {"prompt": "a" * 30, "max_tokens": 100})
         assert error["param"] == "max_tokens"
         assert "kv_cache_memory_bytes" in error["message"]
-        assert site.chat(max_tokens=5)["usage"]["completion_tokens"] == 5
+        assert site.chat(max_tokens=5, seed=1)["usage"]["completion_tokens"] == 5
 
 
 # ------------------------------------------------------------------------------------------------------------- ending

@@ -37,8 +37,8 @@ def watched():
     with Site(noisy_engine, metrics_compat="vllm", timings=True, enable_per_request_metrics=True) as site:
         for i in range(4):
             site.complete(prompt="abab" * (i + 1), max_tokens=20 + i, temperature=0, stop="~")
-        site.complete(prompt="plain", max_tokens=5, speculative=False)
-        site.post(COMPLETIONS, {"prompt": "streamed", "max_tokens": 7, "stream": True})
+        site.complete(prompt="plain", max_tokens=5, speculative=False, seed=1)
+        site.post(COMPLETIONS, {"prompt": "streamed", "max_tokens": 7, "stream": True, "seed": 1})
         yield site
 
 
@@ -475,7 +475,7 @@ def test_a_trace_has_a_span_for_each_request(site):
     service = site.server.service
     before, service.tracer = service.tracer, Tracer(Collector(), lambda headers: headers["traceparent"])
     try:
-        reply = site.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 4}, traceparent="00-1-2-01")
+        reply = site.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 4, "seed": 1}, traceparent="00-1-2-01")
     finally:
         service.tracer = before
     assert reply.status == 200

@@ -7,21 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from forerun.target.load import load_target
 from forerun.training import metrics
 from forerun.training.checkpoints import Checkpoints, Progress
 from forerun.training.run import train
-from training.runs import Notes, configured, random_samples, records, write_data
-
-
-@pytest.fixture(scope="module")
-def target(tiny_qwen3_dir):
-    return load_target(tiny_qwen3_dir)
-
-
-@pytest.fixture(scope="module")
-def data(target, tmp_path_factory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data") / "d", target.tokenizer, random_samples(40), held_out=0.2)
+from training.runs import Notes, configured, records
 
 
 @pytest.fixture

@@ -7,27 +7,16 @@ import signal
 import pytest
 import torch
 
+from forerun import Sampling
 from forerun.drafters import drafter_class
 from forerun.drafters.base import LoadContext
 from forerun.engine import Engine
-from forerun.target.load import load_target
 from forerun.training.config import choose, learned_kind, learned_kinds
 from forerun.training.run import train
-from training.runs import SMALL, Notes, random_samples, records, write_data
+from training.runs import SMALL, Notes, records
 from training.test_trainer_run import assert_same_run, stop_after
 
 KINDS = learned_kinds()
-
-
-@pytest.fixture(scope="module")
-def target(tiny_qwen3_dir):
-    return load_target(tiny_qwen3_dir)
-
-
-@pytest.fixture(scope="module")
-def data(target, tmp_path_factory):
-    """Twenty samples, some of them held out."""
-    return write_data(tmp_path_factory.mktemp("data") / "d", target.tokenizer, random_samples(20), held_out=0.2)
 
 
 @pytest.fixture
@@ -69,7 +58,7 @@ def test_a_stopped_run_goes_on_and_its_drafter_decodes(begin, tmp_path, monkeypa
     assert best
     assert evaluation.decoding[0].stats.drafter_faults == evaluation.decoding[0].stats.invalid_drafts == 0
     drafter = drafter_class(kind).load({"model": str(tmp_path / "halves" / "best")}, LoadContext(target))
-    [done] = Engine.load(target, drafter).generate([[1, 2, 3]])
+    [done] = Engine.load(target, drafter).generate([[1, 2, 3]], Sampling(seed=1, max_tokens=8, ignore_eos=True))
     assert done.stats.drafted > 0
 
 

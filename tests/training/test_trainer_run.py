@@ -18,23 +18,11 @@ from forerun.drafters.base import LoadContext
 from forerun.engine import Engine
 from forerun.errors import DoesNotFit, ModelError, OptionError, TrainingFailed
 from forerun.target.fingerprint import fingerprint
-from forerun.target.load import load_target
 from forerun.training import checkpoints, trainer
 from forerun.training.run import train
 from forerun.training.trainer import Trainer, flat
 from training.linear import Linear
 from training.runs import KIND, Notes, configured, random_samples, records, sample, without_times, write_data
-
-
-@pytest.fixture(scope="module")
-def target(tiny_qwen3_dir):
-    return load_target(tiny_qwen3_dir)
-
-
-@pytest.fixture(scope="module")
-def data(target, tmp_path_factory) -> Path:
-    """Forty samples, some of them held out."""
-    return write_data(tmp_path_factory.mktemp("data") / "d", target.tokenizer, random_samples(40), held_out=0.2)
 
 
 @dataclass(frozen=True)
