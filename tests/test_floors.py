@@ -14,8 +14,9 @@ import forerun
 
 ROOT = Path(forerun.__file__).parent
 FLOORS = {
-    "errors": 0, "folders": 0, "journal": 0, "sampling": 0, "embedded": 0, "verify": 1, "target": 1, "budget": 1,
-    "drafters": 2, "engine": 3, "interop": 3, "serve": 4, "bench": 4, "training": 4, "cli": 5, "__main__": 6,
+    "errors": 0, "folders": 0, "journal": 0, "parsing": 0, "sampling": 0, "embedded": 0, "verify": 1, "target": 1,
+    "budget": 1, "drafters": 2, "engine": 3, "interop": 3, "serve": 4, "bench": 4, "training": 4, "cli": 5,
+    "__main__": 6,
 }  # fmt: skip
 SIDEWAYS = {
     ("sampling", "errors"),

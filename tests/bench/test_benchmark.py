@@ -6,12 +6,16 @@ import json
 
 import pytest
 
-from bench.clocks import engine, pass_clock
+from bench.clocks import VOCAB, engine, pass_clock, target
 from forerun.bench import benchmark as module
 from forerun.bench.benchmark import Benchmark, Grid
 from forerun.bench.measurement import Cell, Workload
 from forerun.bench.report import as_csv, as_text
 from forerun.bench.rows import RowFile, key_of
+from forerun.drafters.small import Small
+from forerun.drafters.vanilla import Vanilla
+from forerun.engine import Engine, EngineOptions
+from forerun.engine.load import load_drafters
 from forerun.errors import OptionError
 
 GRID = Grid(["small", "ngram"], [1, 3], [1, 2], [0.0])
@@ -126,6 +130,15 @@ def test_a_k_that_would_be_lowered_in_silence_is_refused():
     """K = 3 is configured; asking for 5 would measure 3 and call it 5."""
     with pytest.raises(OptionError, match="--k"):
         _benchmark(grid=Grid(["small"], [5]), k=3)
+
+
+def test_a_drafter_that_drafts_nothing_is_left_out_and_refuses_no_k():
+    """`vanilla` beside others: no row of K = 5 that drafted nothing, and none of its own limits on K."""
+    big, options = target(), EngineOptions(num_speculative_tokens=5)
+    made = Engine(big, load_drafters([Vanilla(), Small(target(), VOCAB), "ngram"], big, options), options)
+    found = Benchmark(made, Grid(["vanilla", "small", "ngram"], [1, 5]), WORKLOAD, clock=pass_clock(made))
+    assert found.cells == Grid(["small", "ngram"], [1, 5]).cells()
+    assert [(row["drafter"], row["k"]) for row in found.run().rows[:2]] == [("small", 1), ("small", 5)]
 
 
 def test_the_table_never_shows_a_speed_without_its_baseline():

@@ -246,7 +246,8 @@ def test_a_length_of_drafts_needs_a_drafter(denied: Refused, refused: Refused) -
     """Before anything is loaded; K = 0 is plain decoding, which it asks for."""
     said = "--num-speculative-tokens: nothing drafts; name a --drafter, or leave it out"
     assert denied("--prompt", "x", "--num-speculative-tokens", "3") == said
-    assert refused("serve", "embedded", "--num-speculative-tokens", "3") == said
+    for command in ("serve", "profile", "doctor"):
+        assert refused(command, "embedded", "--num-speculative-tokens", "3") == said
 
 
 def test_measured_costs_are_kept_in_a_folder(denied: Refused, tmp_path: Path) -> None:

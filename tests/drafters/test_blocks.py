@@ -322,8 +322,8 @@ def test_ts_5_slots_of_a_block_see_each_other_both_ways(target):
 
 
 def test_dspark_with_everything_off_is_dflash(target):
-    """Heads off, `sample_from_anchor` false and cross entropy alone: parameters, block logits and loss are those of
-    dflash, tensor by tensor.
+    """TS-4: heads off, `sample_from_anchor` false and cross entropy alone: parameters, block logits and loss are those
+    of dflash, tensor by tensor.
     """
     shared = {
         "block_size": 5,

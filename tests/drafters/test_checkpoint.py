@@ -61,7 +61,7 @@ def test_a_saved_drafter_drafts_as_the_one_in_training(name, target, tmp_path):
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3-pruned", "dflash", "dspark-rnn"])
 def test_a_loaded_bfloat16_drafter_is_saved_whole(name, tmp_path):
-    """Its linear layers are packed on a CPU, and in no state; a second round trip still changes nothing."""
+    """CK-3: its linear layers are packed on a CPU, and in no state; a second round trip still changes no tensor."""
     target = tiny_target(dtype=torch.bfloat16)
     learned(name, target).save(tmp_path / "one")
     loaded = _load(tmp_path / "one", target)
@@ -321,6 +321,31 @@ def test_ck_1_a_pruned_vocabulary_without_its_map_is_refused(target, tmp_path):
         _load(tmp_path, target)
     save_file({**whole, "t2d": ~whole["t2d"]}, path)
     with pytest.raises(ModelError, match="t2d"):
+        _load(tmp_path, target)
+
+
+def test_ck_1_the_map_of_a_saved_drafter_is_that_of_its_drafts(target, tmp_path):
+    """CK-1: D = 5, ids {1, 3, 4, 7, 9}, of the padded vocabulary that the config has: saved, loaded and decoded, only
+    these are drafted; without its maps the folder is refused, not read as the first five ids.
+
+    https://github.com/SafeAILab/EAGLE/issues/246
+    """
+    kept, counts = [1, 3, 4, 7, 9], torch.zeros(target.vocab_size)
+    counts[kept] = 1
+    learned("dspark-pruned", target, counts=counts, draft_vocab_size=5).save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    whole = load_file(path)
+    assert target.tokenizer.size < len(whole["t2d"]) == target.vocab_size
+    assert whole["t2d"].nonzero()[:, 0].tolist() == (torch.arange(5) + whole["d2t"]).tolist() == kept
+    [text] = texts([25])
+    loaded = _load(tmp_path, target)
+    loaded.allocate(8)
+    give(loaded, text, 0, 24)
+    [draft] = loaded.propose([view_of(text, 4)], always)
+    assert len(draft.tokens) == 4
+    assert set(draft.tokens) <= set(kept)
+    save_file({k: v for k, v in whole.items() if k not in ("d2t", "t2d")}, path)
+    with pytest.raises(ModelError, match="so it needs d2t and t2d; it has none"):
         _load(tmp_path, target)
 
 

@@ -91,6 +91,17 @@ def test_a_class_of_ones_own():
             drafter_class(bad)
 
 
+@pytest.mark.parametrize("name", [".a:B", "..a.b:C", ".:B", ":B", "a\0b:C", "broken_drafter:Drafts"], ids=repr)
+def test_a_class_that_cannot_be_imported_whatever_python_says_of_it(name, tmp_path, monkeypatch):
+    """A relative module, none at all, a name that is none, and a module whose own code raises: one line that names the
+    option, however the config is given."""
+    (tmp_path / "broken_drafter.py").write_text("raise ZeroDivisionError('its own mistake')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OptionError, match=r"must be module:Class|cannot be imported") as caught:
+        parse_config({"method": name}).build(CONTEXT)
+    assert caught.value.option == "method"
+
+
 # -------------------------------------------------------------------------------------------------- unknown and unused
 
 

@@ -136,6 +136,32 @@ def test_what_a_form_does_to_drafts_is_counted_in_both_modes(mode):
         assert done.stats.invalid_positions == {f"grammar {what}": done.stats.verified}
 
 
+@pytest.mark.parametrize("mode", ["rejection", "coupled"])
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"temperature": 0},
+        {"temperature": 1, "top_k": 1},
+        {"temperature": 1, "top_p": 1e-6},
+        {"temperature": 1, "bad_words": [[5]]},
+        {"temperature": 1, "allowed_token_ids": [0, 1, 2]},
+    ],
+    ids=lambda own: list(own)[-1],
+)
+def test_what_filters_refuse_is_not_laid_to_a_form(own, mode):
+    """A draft of 5 under a form that forbids 3 alone: the law of 5 is 0, and the form has no part in that."""
+
+    def no_three(tokens, logits):
+        logits[3] = -math.inf
+        return logits
+
+    sampling = Sampling(**own, seed=4, max_tokens=20, logits_processors=[no_three])
+    engine = engine_of(history_model(7, seed=3), Script(lambda view: [5]), verify_mode=mode)
+    [done] = engine.generate([[1, 2]], sampling)
+    assert done.stats.verified > done.stats.accepted
+    assert done.stats.invalid_positions == {}
+
+
 def test_sp_7_passes_of_a_small_draft_model():
     """Per round one target pass of K + 1 rows, K drafter passes of one row; the first has two after a full acceptance
     and the whole prompt at the beginning.

@@ -49,6 +49,42 @@ def test_a_loaded_model_needs_its_tokenizer(tiny_qwen3_dir, want):
     assert ids(engine.generate(TEXTS, GREEDY)) == want
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dtype": "float32"},
+        {"device": "cuda"},
+        {"revision": "main"},
+        {"max_model_len": 4},
+        {"tokenizer": object()},
+        {"threads": 0},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_options_of_loading_are_refused_for_a_target_that_is_ready(given):
+    """A `Target` keeps what it is; an option that asks for something else is named instead of dropped."""
+    with pytest.raises(OptionError, match=rf"{next(iter(given))}: ") as caught:
+        Engine.load(history_model(7), **given)
+    assert caught.value.option.strip("-") in given
+
+
+@pytest.mark.parametrize("given", [{"dtype": "float32"}, {"device": "cuda"}, {"max_model_len": 4}], ids=str)
+def test_an_engine_made_by_hand_ignores_no_option_of_loading(given):
+    """`EngineOptions` that the target does not agree with."""
+    with pytest.raises(OptionError, match="has no effect on a"):
+        Engine(history_model(7), options=EngineOptions(**given))
+
+
+def test_a_ready_target_may_be_asked_for_what_it_has(monkeypatch):
+    """Its own dtype, device and window; threads are the process's, and set whatever comes ready."""
+    asked = []
+    monkeypatch.setattr("torch.set_num_threads", asked.append)
+    target = history_model(7)
+    engine = Engine.load(target, dtype="float64", device="cpu", max_model_len=target.window, threads=3)
+    assert engine.target is target
+    assert asked == [3]
+
+
 def test_what_cannot_be_loaded_is_named(tmp_path):
     """A folder without a model, an unknown option, and a drafter that is none."""
     with pytest.raises(ModelError):

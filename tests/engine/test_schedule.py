@@ -88,8 +88,11 @@ def test_a_request_at_its_last_token_has_no_options_and_says_why():
     ],
 )
 def test_sp_3_the_reason_for_k_0_is_counted(config, speculative, reason):
-    """https://github.com/vllm-project/vllm/issues/42505: two requests that never draft, and why: the request itself or
-    its configuration, or a table that says so at this batch size."""
+    """SP-3: two requests that never draft, and why: the request itself or its configuration, or a table that says so at
+    this batch size.
+
+    https://github.com/vllm-project/vllm/issues/42505
+    """
     engine = spied(Spy(), Named("script", right), target=cycle(), config=config)
     done = engine.generate([[1], [2]], GREEDY, speculative=speculative)
     for one in done:

@@ -162,8 +162,11 @@ FALLING = {1: 1.0, 8: 1.02, 12: 1.1, 13: 2.2, 16: 3.0, 24: 4.5, 48: 9.0, 96: 18.
 
 
 def test_sp_3_drafting_comes_back_when_the_load_falls():
-    """https://github.com/vllm-project/vllm/issues/42505: twelve requests fill the free rows, so nothing is drafted, by
-    reason of the batch. When eleven of them have ended the last one drafts again and its drafts are accepted."""
+    """SP-3: twelve requests fill the free rows, so nothing is drafted, by reason of the batch. When eleven of them have
+    ended the last one drafts again and its drafts are accepted.
+
+    https://github.com/vllm-project/vllm/issues/42505
+    """
     engine = timed(
         cycle(), [Named("script", right, confidence=0.9)], profile(FALLING, {"script": serial(0.05, 0.01)}),
         config={"num_speculative_tokens": 5},
@@ -182,8 +185,8 @@ def test_sp_3_drafting_comes_back_when_the_load_falls():
 
 
 def test_sp_3_a_rising_load_ends_it():
-    """One request drafts; eleven join: within a few steps nothing is drafted, no step is slower than plain by more than
-    a tenth, and all texts are right."""
+    """SP-3: one request drafts; eleven join: within a few steps nothing is drafted, no step is slower than plain by
+    more than a tenth, and all texts are right."""
     engine = timed(
         cycle(), [Named("script", right)], profile(FALLING, {"script": serial(0.05, 0.01)}),
         config={"num_speculative_tokens": 5},

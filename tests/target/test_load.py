@@ -104,12 +104,13 @@ def test_loading_shows_how_far_it_is(folder, monkeypatch):
     assert done == [0] * tensors
 
 
-@pytest.mark.parametrize("given", [{"dtype": "float16"}, {"device": "cpu"}, {"revision": "main"}], ids=str)
+@pytest.mark.parametrize("given", [{"dtype": "float16"}, {"device": "cuda"}, {"revision": "main"}], ids=str)
 def test_options_of_loading_are_refused_for_a_loaded_model(folder, given):
-    """They would have no effect: the model keeps its own dtype and device."""
+    """They would have no effect: the model keeps its own dtype and device. What it has anyway may be asked for."""
     model, tokenizer = tf.AutoModelForCausalLM.from_pretrained(folder), tf.AutoTokenizer.from_pretrained(folder)
     with pytest.raises(OptionError, match="no effect on a loaded model") as caught:
         load_target(model, tokenizer, **given)
+    assert load_target(model, tokenizer, dtype="float32", device="cpu").dtype == torch.float32
     assert caught.value.option in given
     with pytest.raises(OptionError, match="tokenizer: belongs to a loaded model"):
         load_target(folder, tokenizer, device="cpu")
@@ -294,6 +295,20 @@ def test_a_misshapen_embedding_that_is_the_head_too(folder):
     model.save_pretrained(folder)
     _edit(folder / "config.json", vocab_size=300)
     _refused(folder, r"1 mismatched tensors .*embed_tokens\.weight: 264 x 32 stored, 300 x 32 by the config")
+
+
+@pytest.mark.parametrize("misshapen", [["lm_head"], ["model.embed_tokens"], ["lm_head", "model.embed_tokens"]], ids=str)
+def test_a_misshapen_embedding_that_is_stored_twice(folder, misshapen):
+    """Tied weights of which the file has both copies: whichever is at fault is named, with both shapes."""
+    _edit(folder / "config.json", tie_word_embeddings=True)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    for name in misshapen:
+        weights[f"{name}.weight"] = weights[f"{name}.weight"][:-1].clone()
+    save_file(weights, path, metadata={"format": "pt"})
+    listed = "; ".join(rf"{name}\.weight: 263 x 32 stored, 264 x 32 by the config" for name in misshapen)
+    _refused(folder, rf"{len(misshapen)} mismatched tensors \({listed}\)")
 
 
 @pytest.mark.parametrize(

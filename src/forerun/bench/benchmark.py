@@ -50,7 +50,9 @@ class Benchmark:
     ):
         _check(engine, grid)
         self.engine = engine
-        self.cells = grid.cells()
+        idle = {entry.name for entry in engine.core.loaded if entry.drafter.max_draft == 0}
+        # One that drafts nothing has no cells: plain decoding is measured beside all the others.
+        self.cells = [cell for cell in grid.cells() if cell.drafter not in idle]
         self.workload = workload
         self.options = _options(engine, workload)
         self._clock = clock
@@ -101,9 +103,8 @@ def _options(engine: Engine, workload: Workload) -> dict[str, Any]:
 def _check(engine: Engine, grid: Grid) -> None:
     """K beyond a drafter's own would be lowered without a word."""
     for entry in engine.core.loaded:
-        configured = entry.config.draft_length(entry.drafter.default_draft, batch_size=1)
-        longest = min(configured, entry.drafter.max_draft or configured)
-        if entry.name in grid.drafters and max(grid.lengths) > longest:
+        longest = entry.longest(batch_size=1)
+        if entry.drafter.max_draft != 0 and entry.name in grid.drafters and max(grid.lengths) > longest:
             raise OptionError("--k", f"{max(grid.lengths)} is more than {entry.name!r} is configured for ({longest})")
     seqs = engine.options.limits.max_num_seqs
     if max(grid.batches) > seqs:

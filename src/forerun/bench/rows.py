@@ -12,6 +12,7 @@ from typing import Any
 from forerun.bench.measurement import Cell, Row
 from forerun.errors import OptionError
 from forerun.journal import Journal, whole_lines
+from forerun.parsing import json_of
 
 
 def key_of(made_with: Mapping[str, Any], prompts: Sequence[Sequence[int]], options: Mapping[str, Any]) -> str:
@@ -70,7 +71,7 @@ class RowFile:
 
     def _parsed(self, lines: Sequence[bytes]) -> list[dict[str, Any]]:
         try:
-            parsed = [json.loads(line) for line in lines]
+            parsed = [json_of(line) for line in lines]
             if parsed and all(isinstance(one, dict) for one in parsed) and "key" in parsed[0]:
                 return parsed
         except ValueError:  # no JSON, or no UTF-8

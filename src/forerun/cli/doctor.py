@@ -13,6 +13,7 @@ import typer
 
 from forerun.cli.checks.check import EXIT, Check, worst
 from forerun.cli.console import Output, as_json, screen, waiting
+from forerun.cli.load import chosen_drafters
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, flags
 from forerun.errors import ModelError, OptionError
 
@@ -50,7 +51,7 @@ def doctor(
     chosen = _chosen(engine, model, draft)
     if prompts < 0:
         raise OptionError("--probe", f"must be at least 0, got {prompts}")
-    chosen.drafters()
+    chosen_drafters(chosen)  # what is wrong there is told before anything is looked at
     checks: list[Check] = []
     shows = not json_ and output is None
     for check in _examine(chosen, prompts):

@@ -55,11 +55,11 @@ def measurable(engine: EngineFlags, target: str | None) -> EngineFlags:
 
 
 def load_fixed(engine: EngineFlags) -> Engine:
-    """An engine in which every draft is made and verified as configured."""
+    """An engine in which every draft is made and verified as configured. OptionError: as `chosen_drafters`."""
     from forerun.cli.console import waiting
-    from forerun.cli.load import load_with
+    from forerun.cli.load import chosen_drafters, load_with
 
-    configs = [fixed(config) for config in engine.drafters()]
+    configs = [fixed(config) for config in chosen_drafters(engine)]
     with waiting("loading"):
         return load_with(engine, configs)
 

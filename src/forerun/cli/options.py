@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from forerun.errors import OptionError
+from forerun.parsing import json_of, yaml_of
 
 if TYPE_CHECKING:
     from forerun.drafters.config import SpeculativeConfig
@@ -159,12 +159,10 @@ class EngineFlags:
 
 
 def _dotted_item(item: str) -> tuple[str, Any]:
-    import yaml
-
     key, _, value = item.partition("=")
     try:
-        return key.replace("-", "_"), yaml.safe_load(value)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: endless numbers, impossible dates
+        return key.replace("-", "_"), yaml_of(value)
+    except ValueError as error:
         raise OptionError(DOTTED.replace("KEY", key), f"neither JSON nor YAML: {error}") from None
 
 
@@ -255,8 +253,8 @@ def _ids(option: str, items: Sequence[str]) -> list[int]:
 
 def _bias(text: str) -> dict[int, float]:
     try:
-        return {int(token): float(bias) for token, bias in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):  # not JSON, or of another shape
+        return {int(token): float(bias) for token, bias in json_of(text).items()}
+    except (ValueError, TypeError, AttributeError, OverflowError):  # not JSON, or of another shape
         raise OptionError(
             "logit_bias", f'must be JSON of token ids and numbers, like {{"5": -2}}; got {text!r:.80}'
         ) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ from forerun.cli.console import Output, as_json, notes, progress, screen
 from forerun.cli.measuring import check_plots, numbers, typed
 from forerun.cli.options import JsonFlag, OutputFlag, flags
 from forerun.errors import OptionError
+from forerun.parsing import json_of
 
 if TYPE_CHECKING:
     from forerun.bench.load.arrivals import Load
@@ -165,6 +165,6 @@ def _predict(run: SimulateFlags, destination: Output, json_: bool) -> None:
 
 def _document(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, endless numbers
+        return json_of(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise OptionError("--predict", f"cannot read {path}: {error}") from None

@@ -33,10 +33,12 @@ def drafter_class(name: str) -> type[Drafter]:
     if path is None:
         raise OptionError("method", f"no drafter is called {name!r}; {nearest(name, DRAFTERS)}")
     module, _, attribute = path.partition(":")
+    if not module or module.startswith("."):
+        raise OptionError("method", f"{path!r} must be module:Class, with the full name of the module")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise OptionError("method", f"{path!r} cannot be imported: {error}") from error
+    except Exception as error:  # the code of a user's own module runs here
+        raise OptionError("method", f"{path!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Drafter)):
         raise OptionError("method", f"{path!r} is not a subclass of forerun.Drafter")
     return found

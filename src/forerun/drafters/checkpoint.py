@@ -24,6 +24,7 @@ from forerun.drafters.base import LoadContext
 from forerun.drafters.learned import DraftConfig, LearnedDrafter
 from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.errors import DoesNotFit, ModelError, OptionError
+from forerun.parsing import json_of
 from forerun.target.base import Target
 from forerun.target.checkpoint import GIB, available_memory
 from forerun.target.fingerprint import Fingerprint, differences, fingerprint
@@ -149,8 +150,8 @@ def _folder(kind: type[LearnedDrafter], options: Mapping[str, Any], context: Loa
 def _read_config(kind: type[LearnedDrafter], folder: Path) -> tuple[DraftConfig, str]:
     try:
         text = (folder / CONFIG).read_text(encoding="utf-8")
-        content = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, endless numbers
+        content = json_of(text)
+    except (OSError, ValueError) as error:
         raise ModelError(f"--drafter: {folder / CONFIG} cannot be read: {error}") from error
     if not isinstance(content, dict) or "forerun_format" not in content:
         raise ModelError(f"--drafter: {folder} is no drafter trained by forerun (no `forerun_format` in {CONFIG})")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from forerun.budget.policy import Policy
 from forerun.drafters import DRAFTERS, canonical, drafter_class
 from forerun.drafters.base import Drafter, LoadContext
 from forerun.errors import ModelError, OptionError, nearest
+from forerun.parsing import json_of, yaml_of
 from forerun.sampling import VerifyMode
 
 CLASS = re.compile(r"\w+(\.\w+)*:\w+")
@@ -198,8 +198,8 @@ def _kind_of(model: str) -> str:
     if len(content) > LARGEST_CONFIG:
         raise ModelError(f"--drafter: {file} is no config of a model: it has over {LARGEST_CONFIG:,} bytes")
     try:
-        config = json.loads(content.decode())
-    except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, endless numbers
+        config = json_of(content.decode())
+    except ValueError as error:
         raise ModelError(f"--drafter: {file} cannot be read: {error}") from error
     if not isinstance(config, dict) or "forerun_format" not in config:
         return "small"
@@ -258,8 +258,6 @@ def parse_config(value: str | Mapping[str, Any] | SpeculativeConfig) -> Speculat
 
 
 def _read(text: str) -> Mapping[str, Any]:
-    import yaml
-
     if canonical(text) in {*DRAFTERS, *NOT_BUILT}:
         return {"method": text}
     if CLASS.fullmatch(text):  # module:Class; in YAML a blank follows the colon
@@ -275,8 +273,8 @@ def _read(text: str) -> Mapping[str, Any]:
         _refuse_misspelt(text)
         return {"model": text}
     try:
-        parsed = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no JSON, or endless numbers
+        parsed = json_of(text) if text.lstrip().startswith("{") else yaml_of(text)
+    except ValueError as error:
         raise OptionError("--speculative-config", f"{place}neither JSON nor YAML: {error}") from None
     if not isinstance(parsed, Mapping):
         raise OptionError("--speculative-config", f"expected keys and values, got {parsed!r}")

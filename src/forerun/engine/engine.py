@@ -10,7 +10,7 @@ from forerun.drafters.config import SpeculativeConfig
 from forerun.engine.conversation import Conversation
 from forerun.engine.core import EngineCore
 from forerun.engine.intake import Ask, Intake, Prompt, Speculative
-from forerun.engine.load import EngineOptions, load_drafters
+from forerun.engine.load import EngineOptions, check_ready, load_drafters, ready_target
 from forerun.engine.memory import num_blocks_for
 from forerun.engine.propose import Clock, LoadedDrafter
 from forerun.engine.request import Chunk, Completion, Progress, Request
@@ -56,6 +56,7 @@ class Engine:
     ):
         self.target = target
         self.options = options or EngineOptions()
+        check_ready(target, self.options)
         scheduling = scheduling or scheduling_of(target, drafters, self.options, look_up=False)
         limits = self.options.limits
         per_block = target.block_bytes + sum(entry.drafter.block_bytes for entry in drafters)
@@ -88,27 +89,15 @@ class Engine:
                 `tokenizer`) or a `Target`.
             drafter: what `--speculative-config` takes (a method name, a model, JSON, a mapping), a `Drafter`, or a list
                 of these; None is plain decoding.
-            tokenizer: only with a loaded model.
-            options: see `EngineOptions`.
+            tokenizer: only with a loaded `PreTrainedModel`.
+            options: see `EngineOptions`. A loaded model keeps its dtype and device, a `Target` its window as well:
+                asking for others is an error.
 
         Raises:
             OptionError: an unknown or unusable option, named. ModelError: a model cannot be used. DoesNotFit: too big.
         """
         chosen = EngineOptions.of(options)
-        model = target
-        if not isinstance(model, Target):
-            from forerun.target.load import load_target
-
-            model = load_target(
-                model,
-                tokenizer=tokenizer,
-                dtype=chosen.dtype,
-                device=chosen.device,
-                threads=chosen.threads,
-                revision=chosen.revision,
-                trust_remote_code=chosen.trust_remote_code,
-                max_model_len=chosen.max_model_len,
-            )
+        model = ready_target(target, tokenizer, chosen)
         loaded = load_drafters(drafter, model, chosen)
         return cls(model, loaded, chosen, scheduling=scheduling_of(model, loaded, chosen, look_up=True))
 

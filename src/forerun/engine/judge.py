@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,7 +62,8 @@ def judge(rounds: Sequence[Round], logits: Tensor) -> Sequence[Outcome]:
 
 
 def _judge(rounds: Sequence[Round], logits: Tensor) -> list[Outcome]:
-    laws, errors = try_distribution(logits, [row for one in rounds for row in _places(one)])
+    watched = [_Watched(one) for one in rounds]
+    laws, errors = try_distribution(logits, [row for one in watched for row in one.places()])
     outcomes: list[Outcome] = [(0, 0)] * len(rounds)
     for coupled in (False, True):
         mine = [i for i, one in enumerate(rounds) if one.coupled is coupled]
@@ -71,7 +74,7 @@ def _judge(rounds: Sequence[Round], logits: Tensor) -> list[Outcome]:
         verdict = (_couple if coupled else _reject)(group, own)
         for i, accepted, token in zip(mine, verdict.accepted.tolist(), verdict.next_token.tolist(), strict=True):
             outcomes[i] = _outcome(rounds[i], accepted, token, errors)
-            _count_masks(rounds[i], accepted, laws)
+            watched[i].count(accepted)
     return outcomes
 
 
@@ -87,26 +90,47 @@ def _outcome(one: Round, accepted: int, token: int, errors: Mapping[int, Excepti
     return (accepted - 1, one.draft.tokens[accepted - 1]) if accepted else error
 
 
-def _count_masks(one: Round, accepted: int, laws: Tensor) -> None:
-    """What the form of the answer did to a draft, for the books: nothing is decided here.
+class _Watched:
+    """A round with an eye on what the form of the answer (the request's logits processors) does to its draft, for the
+    books: nothing is decided here.
 
-    Coupled mode does not keep the law a draft was drawn from; whether there was one is known all the same.
+    A law of 0 does not tell who made it: temperature 0, top-k and bad words leave nothing of most ids either. So of a
+    draft that met no form before it was drawn, its tokens' logits are looked at on both sides of the processors.
     """
-    draft, request = one.draft, one.request
-    if not (draft.tokens and request.sampling.logits_processors):
-        return
-    if draft.probs is not None or (one.drawn and one.coupled):
-        request.stats.record_invalid("grammar", "masked", len(draft.tokens))
-    elif accepted < len(draft.tokens) and laws[one.first_row + accepted, draft.tokens[accepted]] == 0:
-        request.stats.record_invalid("grammar", "rejected")
 
+    def __init__(self, one: Round):
+        self._one = one
+        self._before: dict[int, Tensor] = {}
+        self._behind: dict[int, Tensor] = {}
+        request, draft = one.request, one.draft
+        self._formed = bool(draft.tokens and request.sampling.logits_processors)
+        # Coupled mode does not keep the law a draft was drawn from; whether there was one is known all the same.
+        self._masked = draft.probs is not None or (one.drawn and one.coupled)
 
-def _places(one: Round) -> list[Row]:
-    request, drafted, end_ids = one.request, one.draft.tokens, one.request.end_ids
-    return [
-        Row(request.sampling, request.tokens, request.prompt_length, drafted[:j], end_ids)
-        for j in range(len(drafted) + 1)
-    ]
+    def places(self) -> list[Row]:
+        request, drafted, sampling = self._one.request, self._one.draft.tokens, self._one.request.sampling
+        if self._formed and not self._masked:
+            before, behind = partial(self._look, self._before), partial(self._look, self._behind)
+            sampling = replace(sampling, logits_processors=(before, *sampling.logits_processors, behind))
+        end_ids = request.end_ids
+        return [
+            Row(sampling, request.tokens, request.prompt_length, drafted[:j], end_ids) for j in range(len(drafted) + 1)
+        ]
+
+    def _look(self, seen: dict[int, Tensor], tokens: Sequence[int], logits: Tensor) -> Tensor:
+        """A processor that changes nothing: is the drafted token of this place still possible?"""
+        j, drafted = len(tokens) - len(self._one.request.tokens), self._one.draft.tokens
+        if j < len(drafted):
+            seen[j] = logits[drafted[j]] > -math.inf
+        return logits
+
+    def count(self, accepted: int) -> None:
+        """So many draft tokens were accepted."""
+        stats, drafted = self._one.request.stats, len(self._one.draft.tokens)
+        if self._formed and self._masked:
+            stats.record_invalid("grammar", "masked", drafted)
+        elif accepted in self._behind and self._before[accepted] and not self._behind[accepted]:
+            stats.record_invalid("grammar", "rejected")
 
 
 def _reject(rounds: Sequence[Round], laws: Tensor) -> Verdict:

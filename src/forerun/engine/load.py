@@ -17,6 +17,8 @@ from forerun.sampling.options import check_whole, is_finite
 from forerun.target.base import Target
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from forerun.target.load import Device, Dtype
 
 
@@ -86,6 +88,45 @@ class EngineOptions:
                 meant = f"did you mean {RENAMED[name]!r}?" if name in RENAMED else nearest(name, known)
                 raise OptionError(name, f"unknown option of Engine.load; {meant}")
         return cls(**options)
+
+
+def ready_target(target: str | Target | PreTrainedModel, tokenizer: Any, options: EngineOptions) -> Target:
+    """The target of an engine: loaded, or taken as it is.
+
+    Raises:
+        OptionError: an option that a target which is ready cannot follow. ModelError: as `load_target`.
+    """
+    from forerun.target.load import load_target, use_threads
+
+    if not isinstance(target, Target):
+        return load_target(
+            target,
+            tokenizer=tokenizer,
+            dtype=options.dtype,
+            device=options.device,
+            threads=options.threads,
+            revision=options.revision,
+            trust_remote_code=options.trust_remote_code,
+            max_model_len=options.max_model_len,
+        )
+    if tokenizer is not None:
+        raise OptionError("tokenizer", "belongs to a loaded model; a Target brings its own")
+    check_ready(target, options)
+    if options.revision is not None:
+        raise OptionError("revision", "has no effect on a Target; leave it out")
+    use_threads(options.threads)
+    return target
+
+
+def check_ready(target: Target, options: EngineOptions) -> None:
+    """OptionError: an option of loading that asks for something else than the target has, so that it would be ignored.
+    A revision is not looked at: no target remembers its own."""
+    from forerun.target.load import check_agrees
+
+    check_agrees(target, options.dtype, options.device)
+    if options.max_model_len not in (None, target.window):
+        why = f"{options.max_model_len} has no effect on a Target, which has {target.window}; leave it out"
+        raise OptionError("max_model_len", why)
 
 
 def load_drafters(given: Any, target: Target, options: EngineOptions) -> list[LoadedDrafter]:

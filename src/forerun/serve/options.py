@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from forerun.errors import OptionError
+from forerun.parsing import json_of
 from forerun.sampling import LogprobsMode
 
 SpecMetrics = Literal["none", "summary", "detailed"]
@@ -127,7 +127,7 @@ def sampling_defaults(options: ServeOptions, of_model: Mapping[str, Any]) -> dic
 def _read(folder: Path) -> dict[str, Any]:
     path = folder / "generation_config.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json_of(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise OptionError("--generation-config", f"cannot read {path}: {error}") from None
     if not isinstance(found, dict):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forerun.errors import ModelError, PromptError
+from forerun.parsing import json_of
 from forerun.serve.errors import invalid, unsupported
 from forerun.serve.parameters import text_of
 from forerun.serve.schemas import ChatRequest, Message, TokenizeRequest, Tool
@@ -129,7 +129,7 @@ def _as_dict(message: Message, index: int) -> dict[str, Any]:
 
 def _arguments(name: str, arguments: str, index: int) -> Mapping[str, Any]:
     try:
-        return {"name": name, "arguments": json.loads(arguments or "{}")}
+        return {"name": name, "arguments": json_of(arguments or "{}")}
     except ValueError:
         raise invalid(f"tool_calls[{index}].function.arguments", "is not JSON") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from forerun.errors import DoesNotFit, ModelError
+from forerun.parsing import json_of
 
 GIB = 1 << 30
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -87,7 +87,7 @@ def _inspect(folder: Path) -> Checkpoint:
     if generation_file.is_file():
         # transformers goes on without one that it cannot read, and the text would run past its end-of-sequence ids.
         _read_json(generation_file)
-    tensors = {name: stored for path in _weight_files(folder) for name, stored in _tensors(path).items()}
+    tensors = _stored(folder)
     numbers: Counter[str] = Counter()
     other = 0
     for stored in tensors.values():
@@ -100,6 +100,15 @@ def _inspect(folder: Path) -> Checkpoint:
     return Checkpoint(folder, config, numbers.total(), other, own, _shared_head(tensors))
 
 
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor, by name. Raises what `inspect_folder` does of the weights; also OSError."""
+    return {name: stored.shape for name, stored in _stored(folder).items()}
+
+
+def _stored(folder: Path) -> dict[str, _Stored]:
+    return {name: stored for path in _weight_files(folder) for name, stored in _tensors(path).items()}
+
+
 def _shared_head(tensors: Mapping[str, _Stored]) -> int:
     if any(name.endswith("lm_head.weight") for name in tensors):
         return 0
@@ -108,8 +117,8 @@ def _shared_head(tensors: Mapping[str, _Stored]) -> int:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, endless numbers
+        content = json_of(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ModelError(f"--target: {path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelError(f"--target: {path} holds no JSON object")
@@ -150,8 +159,8 @@ def _tensors(path: Path) -> dict[str, _Stored]:
             raise ModelError(f"--target: {path} is truncated or not a safetensors file")
         content = file.read(length)
     try:
-        tensors = dict(_described(json.loads(content)))
-    except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as error:  # no JSON, or another shape
+        tensors = dict(_described(json_of(content)))
+    except (ValueError, AttributeError, LookupError, TypeError) as error:  # no JSON, or another shape
         raise ModelError(f"--target: {path} is not a safetensors file ({type(error).__name__}: {error})") from error
     expected = 8 + length + max((stored.end for stored in tensors.values()), default=0)
     if size != expected:

@@ -6,7 +6,6 @@ import importlib.resources
 import logging
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -14,6 +13,7 @@ import torch
 
 from forerun.errors import ModelError, OptionError
 from forerun.sampling.options import check_whole
+from forerun.target.base import Target
 from forerun.target.checkpoint import Checkpoint, check_fits, inspect_folder
 from forerun.target.hf import HFTarget
 from forerun.target.packed import pack_linears, packs
@@ -65,14 +65,13 @@ def load_target(
         ModelError: it cannot be loaded; `UnsupportedModel`, `DoesNotFit` are kinds of it.
         OptionError: an option has a value that cannot be used.
     """
-    if threads is not None:
-        check_whole("--threads", threads)
-        if threads < 1:
-            raise OptionError("--threads", f"must be at least 1, got {threads}")
-        torch.set_num_threads(int(threads))
+    use_threads(threads)
     if not isinstance(source, (str, Path)):
-        given = {"dtype": dtype != "auto", "device": device != "auto", "revision": revision is not None}
-        return _taken_over(source, tokenizer, [name for name, asked in given.items() if asked], max_model_len)
+        _check_is_model(source)
+        if tokenizer is None:
+            raise OptionError("tokenizer", "a loaded model needs its tokenizer")
+        check_agrees(source, dtype, device, revision)
+        return HFTarget(source, HFTokenizer(tokenizer), max_model_len=max_model_len)
     if tokenizer is not None:
         raise OptionError("tokenizer", f"belongs to a loaded model; {source} brings its own")
     place = choose_device(device)
@@ -96,19 +95,32 @@ def announce(target: HFTarget) -> None:
         logger.warning("%s on %s: attention %s", target.name, target.device, target.attention_reason)
 
 
-def _taken_over(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, asked: Sequence[str], max_model_len: int | None
-) -> HFTarget:
-    """A target over a model that is loaded already. OptionError: it is no model, no tokenizer, or an option that is for
-    loading."""
-    if not isinstance(model, torch.nn.Module):
+def use_threads(threads: int | None) -> None:
+    """CPU threads of torch, for the whole process; None leaves its default. OptionError: it is no number of threads."""
+    if threads is None:
+        return
+    check_whole("--threads", threads)
+    if threads < 1:
+        raise OptionError("--threads", f"must be at least 1, got {threads}")
+    torch.set_num_threads(int(threads))
+
+
+def _check_is_model(source: Any) -> None:
+    if not isinstance(source, torch.nn.Module):
         kinds = "a hub id, a folder, a .gguf file, `embedded` or a loaded model"
-        raise OptionError("target", f"must be {kinds}, got {model!r:.80}")
-    if tokenizer is None:
-        raise OptionError("tokenizer", "a loaded model needs its tokenizer")
-    if asked:
-        raise OptionError(asked[0], "has no effect on a loaded model; change the model itself, or leave it out")
-    return HFTarget(model, HFTokenizer(tokenizer), max_model_len=max_model_len)
+        raise OptionError("target", f"must be {kinds}, got {source!r:.80}")
+
+
+def check_agrees(loaded: PreTrainedModel | Target, dtype: Dtype, device: Device, revision: str | None = None) -> None:
+    """OptionError: an option of loading that asks for something else than what is loaded already."""
+    for name, asked in (("dtype", dtype), ("device", device)):
+        if asked == "auto":
+            continue
+        own = str(loaded.dtype).removeprefix("torch.") if name == "dtype" else loaded.device.type
+        if asked != own:
+            raise OptionError(name, f"{asked!r} has no effect on a loaded model, which has {own}; leave it out")
+    if revision is not None:
+        raise OptionError("revision", "has no effect on a loaded model; leave it out")
 
 
 def choose_device(device: Device) -> torch.device:
@@ -195,4 +207,14 @@ def _download(source: str, revision: str | None, trust_remote_code: bool) -> Pat
         ) from error
 
 
-__all__ = ["EMBEDDED", "choose_device", "choose_dtype", "find_folder", "gguf_file", "load_target", "shared_vocabulary"]
+__all__ = [
+    "EMBEDDED",
+    "check_agrees",
+    "choose_device",
+    "choose_dtype",
+    "find_folder",
+    "gguf_file",
+    "load_target",
+    "shared_vocabulary",
+    "use_threads",
+]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from forerun.errors import ForerunError, ModelError
+from forerun.target.checkpoint import stored_shapes
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -44,7 +45,13 @@ def pretrained(
         tokenizer = load_tokenizer(source, folder, options)
         # Mismatched sizes are not ignored: transformers lists them instead of raising, and `_check_complete` refuses.
         listing = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        model, report = load_model(folder, dtype=dtype, **listing, **options, **model_options)
+        try:
+            model, report = load_model(folder, dtype=dtype, **listing, **options, **model_options)
+        except Exception:
+            # Of tied weights that are stored twice transformers compares the values before it lists their shapes.
+            if model_options.get("use_safetensors"):
+                _check_complete(source, {"mismatched_keys": _misshapen(folder, options)})
+            raise
         _check_complete(source, report)
         return model, tokenizer
 
@@ -76,12 +83,28 @@ def load_tokenizer(source: str, folder: Path, options: Mapping[str, Any]) -> Pre
 def _check_complete(source: str, report: Mapping[str, Any]) -> None:
     """A tensor that is missing or misshapen is an error: transformers would draw it at random and go on."""
     for kind in ("missing", "mismatched", "unexpected"):
-        found = sorted(_described(key) for key in report[f"{kind}_keys"])
+        found = sorted(_described(key) for key in report.get(f"{kind}_keys", ()))
         if found:
             raise ModelError(
                 f"--target: the weights of {source} do not fit its config: {len(found)} {kind} "
                 f"tensors ({'; '.join(found[:3])})"
             )
+
+
+def _misshapen(folder: Path, options: Mapping[str, Any]) -> list[tuple[str, Sequence[int], Sequence[int]]]:
+    """Tensors of another shape than the config says: name, stored shape, expected one; none where a model of that
+    config cannot be built."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(folder, **options)
+        with torch.device("meta"):
+            model = cast(Any, AutoModelForCausalLM).from_config(config, trust_remote_code=options["trust_remote_code"])
+    except Exception:  # whatever it is, the error of loading says it
+        return []
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    stored = stored_shapes(folder)
+    return [(n, stored[n], expected[n]) for n in stored.keys() & expected.keys() if stored[n] != expected[n]]
 
 
 def _described(key: str | tuple[str, Sequence[int], Sequence[int]]) -> str:

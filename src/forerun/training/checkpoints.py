@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from forerun.errors import TrainingFailed
+from forerun.parsing import json_of
 from forerun.training.metrics import Usage
 
 FORMAT = 1
@@ -164,7 +165,7 @@ class Checkpoints:
 
 
 def _read(folder: Path) -> Checkpoint:
-    numbers = json.loads((folder / NUMBERS).read_text(encoding="utf-8"))
+    numbers = json_of((folder / NUMBERS).read_text(encoding="utf-8"))
     if numbers["format"] != FORMAT:
         raise ValueError(f"its format is {numbers['format']}, this version reads {FORMAT}")
     if _sha256(folder / TENSORS) != numbers["sha256"]:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from forerun.drafters import DRAFTERS, drafter_class
 from forerun.drafters.learned import Learner, LearnerSettings
 from forerun.errors import OptionError, nearest
+from forerun.parsing import json_of, yaml_of
 
 DATA, LENGTH, OPTIMISER, EVALUATION, FILES, MACHINE = (
     "Data", "Length of the run", "Optimiser", "Evaluation", "Checkpoints and records", "Target and machine",
@@ -270,13 +271,11 @@ def choose(
 
 
 def _read(file: Path) -> dict[str, Any]:
-    import yaml
-
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml_of(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError("--config", f"cannot read {file}: {error}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: more digits than Python reads
+    except ValueError as error:
         raise OptionError("--config", f"{file} is not YAML: {error}") from None
     if not isinstance(content, dict):
         raise OptionError("--config", f"{file} must hold names and values, got {content!r:.60}")
@@ -304,8 +303,8 @@ def wants_list(annotation: Any) -> bool:
 def value_of(text: str) -> Any:
     """What a flag says: JSON where it is JSON (8, true, null, [1, 2]), else the text."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):  # no JSON, or a number of more digits than Python reads
+        return json_of(text)
+    except ValueError:
         return text
 
 

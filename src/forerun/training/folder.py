@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 import forerun
 from forerun.errors import OptionError
+from forerun.parsing import json_of
 from forerun.training.config import Chosen, as_yaml, is_free
 from forerun.training.stops import writing
 
@@ -77,7 +78,7 @@ class RunFolder:
     def _mark(self) -> dict[str, Any] | None:
         """What the marker says; None: there is none, or it is a file of somebody else."""
         try:
-            mark = json.loads((self.path / MARKER).read_text(encoding="utf-8"))
+            mark = json_of((self.path / MARKER).read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
             return None
         return mark if isinstance(mark, dict) and "forerun_run" in mark else None

@@ -140,7 +140,7 @@ def test_the_budget_falls_as_requests_become_many():
 
 
 def test_static_drafts_fall_off_a_cliff_and_scheduled_ones_do_not():
-    """K = 7 for everybody: much faster than plain alone, slower than plain at 256, where the scheduled way is not."""
+    """SP-3: K = 7 for everybody: much faster than plain alone, slower than plain at 256, where scheduling is not."""
     rows = h200()
     assert rows["fixed:7", 1]["speedup"] > 1.8
     assert rows["fixed:7", 256]["speedup"] < 0.8
@@ -204,8 +204,8 @@ def test_scheduled_is_not_slower_than_plain_or_the_best_fixed_length(curve, kind
 @pytest.mark.parametrize("kind", GRID)
 @pytest.mark.parametrize("curve", CURVES)
 def test_the_whole_grid_is_never_slower(curve, kind, policy):
-    """Every load x acceptance of one machine and drafter: at least .97 of plain decoding and of the best fixed K, which
-    is known only afterwards; where nothing is ever accepted at least .95."""
+    """SP-3: every load x acceptance of one machine and drafter: at least .97 of plain decoding and of the best fixed K,
+    which is known only afterwards; where nothing is ever accepted at least .95."""
     bad = {}
     for requests in (1, 4, 16, 32):
         for acceptance in (0.0, 0.3, 0.5, 0.7, 0.8, 0.9):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from forerun.budget.stored import CALIBRATION, calibration_path
 from forerun.drafters.small.record import RECORD
 from forerun.engine.profile_key import engine_key, model_of
 from forerun.engine.propose import LoadedDrafter
+from forerun.parsing import json_of
 from forerun.target.base import Target
 
 
@@ -26,7 +26,7 @@ def _is_ours(folder: Path) -> bool:
     if (folder / RECORD).is_file():
         return True
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json_of((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and "forerun_format" in config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from forerun.errors import OptionError
 from forerun.journal import Journal, whole_lines
+from forerun.parsing import json_of
 
 OPTION = "--rows"
 
@@ -97,7 +97,7 @@ class RoundsFile:
 
 def _parsed(path: Path) -> list[dict[str, Any]]:
     try:
-        parsed = [json.loads(line) for line in whole_lines(path)]
+        parsed = [json_of(line) for line in whole_lines(path)]
     except ValueError:  # no JSON, or no UTF-8
         parsed = []
     if not parsed or not all(isinstance(one, dict) for one in parsed) or not {"key", "rounds"} <= parsed[0].keys():

@@ -9,6 +9,7 @@ from typing import Any
 
 from forerun.drafters.checkpoint import put_in_place
 from forerun.errors import ModelError
+from forerun.parsing import json_of
 from forerun.target.base import Target
 from forerun.target.fingerprint import Fingerprint, differences, fingerprint
 from forerun.target.hf import HFTarget
@@ -44,7 +45,7 @@ def made_from(folder: Path, target: Target) -> tuple[str, list[str]] | None:
     if not isinstance(target, HFTarget) or not file.is_file():
         return None
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = json_of(file.read_text(encoding="utf-8"))
         name, parts = record["target_name"], record["target_fingerprint"]
         made_for = Fingerprint.from_dict(parts) if parts else None  # a table has none
     except (OSError, ValueError, KeyError, TypeError) as error:

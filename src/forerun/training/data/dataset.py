@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from forerun.errors import OptionError
+from forerun.parsing import json_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -156,7 +157,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise OptionError("--data", f"{folder} has no {MANIFEST}; name a folder that `forerun data prepare` wrote")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json_of(path.read_text(encoding="utf-8"))
         version = manifest["forerun_data"]
     except (ValueError, TypeError, KeyError):
         raise OptionError("--data", f"{path} is not the manifest of a prepared dataset") from None

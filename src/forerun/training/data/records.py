@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forerun.errors import OptionError
+from forerun.parsing import json_of
 from forerun.training.data.report import Dropped
 from forerun.training.data.sources import Raw
 
@@ -250,8 +251,8 @@ def _many(value: Any, what: str) -> list[Any]:
 
 def _json(text: str, what: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: no JSON, or endless numbers
+        return json_of(text)
+    except ValueError as error:
         raise Dropped("tool call or tools that are not JSON", what) from error
 
 

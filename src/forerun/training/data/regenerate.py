@@ -12,6 +12,7 @@ from typing import Any, Self
 from forerun.errors import OptionError
 from forerun.folders import check_writable
 from forerun.journal import Journal, whole_lines
+from forerun.parsing import json_of
 from forerun.training.data.jobs import Answerer, Job, jobs_of
 from forerun.training.data.records import read_records
 from forerun.training.data.report import Dropped, Tally
@@ -79,7 +80,7 @@ class AnswerFile:
 
     def _checked(self, line: bytes) -> str:
         try:
-            found = json.loads(line)
+            found = json_of(line)
             made = {"model": found["model"], "sampling": found["sampling"]}
             name = found["id"]
         except (ValueError, TypeError, KeyError):

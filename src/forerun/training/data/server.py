@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from forerun.errors import OptionError
+from forerun.parsing import json_of
 
 AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 """Answers of a server that may be different next time."""
@@ -126,7 +127,7 @@ class Server:
             message = f"{self.url}: HTTP {status}: {_message(data)}"
             raise ServerError(message, status in AGAIN, status, _seconds(headers.get("Retry-After")))
         try:
-            return json.loads(data)
+            return json_of(data)
         except ValueError as error:
             raise ServerError(f"{self.url}: an answer that is not JSON", False, status) from error
 
@@ -171,7 +172,7 @@ def _message(data: bytes) -> str:
     """The words of an error in OpenAI's shape, or the beginning of whatever came."""
     text = data.decode("utf-8", "replace")
     try:
-        found = json.loads(text)
+        found = json_of(text)
         error = found.get("error", found.get("detail", found.get("message")))
         text = error.get("message", text) if isinstance(error, Mapping) else str(error or text)
     except (ValueError, AttributeError):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import OptionError
+from forerun.parsing import json_of
 from forerun.training.data.report import Dropped
 
 LINES = (".jsonl", ".ndjson")
@@ -126,10 +127,10 @@ class Sources:
             yield from self._parsed_lines(name, iter(data.splitlines(keepends=True)))
             return
         try:
-            found = json.loads(data)
+            found = json_of(data)
         except UnicodeDecodeError as error:
             raise OptionError(self.option, f"{name} is not valid UTF-8 (at byte {error.start})") from error
-        except (ValueError, RecursionError) as error:  # ValueError: no JSON, or endless numbers
+        except ValueError as error:
             raise OptionError(self.option, f"{name} is not JSON: {error}") from error
         for number, one in enumerate(found, start=1):
             yield self._object(f"{name} record {number}", one)
@@ -140,14 +141,14 @@ class Sources:
             if not line.strip(BLANK):
                 continue
             try:
-                found = json.loads(line.decode("utf-8-sig"))
+                found = json_of(line.decode("utf-8-sig"))
             except UnicodeDecodeError:
                 yield where, Dropped("invalid UTF-8")
                 continue
             except json.JSONDecodeError as error:
                 cut = "" if line.endswith(b"\n") else "; it ends in the middle: finish what writes the file"
                 raise OptionError(self.option, f"{where} is not JSON: {error.msg}{cut}") from error
-            except (ValueError, RecursionError) as error:  # it is, but nested too deep, or with endless numbers
+            except ValueError as error:  # it is, but nested too deep, or with endless numbers
                 raise OptionError(self.option, f"{where} is not JSON that can be read: {error}") from error
             yield self._object(where, found)
 

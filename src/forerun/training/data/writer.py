@@ -15,6 +15,7 @@ import numpy as np
 
 from forerun.errors import OptionError
 from forerun.folders import check_writable
+from forerun.parsing import json_of
 from forerun.training.data.dataset import FORMAT, HELD_OUT, IDS, MANIFEST, MASK, OFFSETS, TOKENS, TRAIN, Sample
 
 
@@ -144,7 +145,7 @@ def check_place(folder: Path, overwrite: bool) -> None:
 
 def _is_ours(folder: Path) -> bool:
     try:
-        return "forerun_data" in json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return "forerun_data" in json_of((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
         return False
 

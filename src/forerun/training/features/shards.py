@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.parsing import json_of
+
 DATA, INDEX = ".bin", ".idx"
 ALIGN = 64
 """Payloads begin at multiples of this: their numbers are read in place."""
@@ -80,7 +82,7 @@ class Shard:
         damaged = 0
         for line in tail[:end].split(b"\n")[:-1]:
             try:
-                entries += [Entry(str(k), int(o), int(t), int(c)) for k, o, t, c in json.loads(line)]
+                entries += [Entry(str(k), int(o), int(t), int(c)) for k, o, t, c in json_of(line)]
             except (ValueError, TypeError):
                 damaged += 1
         return entries, damaged
