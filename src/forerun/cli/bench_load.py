@@ -165,7 +165,7 @@ def _ready(engine: EngineFlags, run: LoadFlags) -> EngineFlags:
         raise OptionError("--concurrency", f"{seqs} is more than --max-num-seqs ({engine.max_num_seqs})")
     if engine.num_speculative_tokens is not None:
         raise OptionError("--num-speculative-tokens", "K is given by --fixed; its largest is also the scheduler's most")
-    ready = with_drafters(engine, "measuring")
+    ready = with_drafters(engine, "measuring", embedded="ngram,dspark")
     if engine.max_num_seqs is None and seqs > 0 and run.rate is None:
         ready = dataclasses.replace(ready, max_num_seqs=seqs)
     if seqs > 32 and engine.max_num_batched_tokens is None:

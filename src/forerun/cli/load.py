@@ -45,11 +45,20 @@ def chosen_drafters(flags: EngineFlags) -> list[SpeculativeConfig]:
     return configs
 
 
-def with_drafters(flags: EngineFlags, doing: str) -> EngineFlags:
-    """The flags with a choice of drafters where they name none, and a note that says so."""
+def with_drafters(flags: EngineFlags, doing: str, embedded: str | None = None) -> EngineFlags:
+    """The flags with a choice of drafters where they name none, and a note that says so.
+
+    Args:
+        flags: of the engine.
+        doing: for the note.
+        embedded: drafters of the embedded target. Default: all.
+    """
     if flags.drafters():
         return flags
-    drafter = "ngram,small" if flags.target == "embedded" else "ngram"
+    from forerun.drafters import DRAFTERS
+
+    every = ",".join(name for name in DRAFTERS if name != "vanilla")
+    drafter = (embedded or every) if flags.target == "embedded" else "ngram"
     notes().print(f"--drafter was not given: {doing} {drafter}")
     return dataclasses.replace(flags, drafter=[drafter])
 

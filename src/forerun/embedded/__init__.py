@@ -1,1 +1,1 @@
-"""Models small enough to live in the package: `target/`, `small/`, and `prompts.jsonl`. See README.md."""
+"""Models small enough to live in the package: `target/`, its drafters by kind, and `prompts.jsonl`. See README.md."""
