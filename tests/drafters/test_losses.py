@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from forerun.drafters.losses import chunk_rows, compare, confidence_loss, decay_weights, in_chunks
 from forerun.verify import reject
+from training.test_plan_memory import peak_of
 
 
 def _rows(n, vocab, seed=0, kept=None):
@@ -137,6 +138,75 @@ def test_one_chunk_at_a_time_and_each_once():
 
     in_chunks(taught, 3, [x])[0].backward()
     assert most == [1, 1, 1, 1]
+
+
+def test_gradients_are_let_go_once_they_were_handed_on():
+    """As of any graph: while the sum is still held, its gradients are not; and it can be gone back through once."""
+    weight = torch.randn(3, 4, requires_grad=True)
+
+    def taught(x):
+        return (x @ weight).square().sum(), (x,)
+
+    total, _ = in_chunks(taught, 2, [torch.randn(5, 3)], parameters=[weight])
+    total.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        total.backward()
+
+
+def test_a_gradient_that_is_known_has_none_itself():
+    x = torch.randn(5, 3, requires_grad=True)
+    total, _ = in_chunks(lambda x: (x.pow(3).sum(), (x,)), 2, [x])
+    (slope,) = torch.autograd.grad(total * x.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_keep_the_precision_of_the_forward_pass(dtype):
+    """Under autocast as without chunks: what was computed in float32 has its gradient in float32."""
+    weight, x = torch.randn(4, 5).requires_grad_(), torch.randn(6, 4)
+
+    def taught(x):
+        with torch.autocast("cpu", enabled=False):
+            out = x @ weight
+        return out.square().sum(), (out,)
+
+    grads = []
+    for run in (taught, lambda x: in_chunks(taught, 6, [x], parameters=[weight])):
+        with torch.autocast("cpu", dtype):
+            total = run(x)[0]
+        grads += torch.autograd.grad(total, weight)
+    assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize(("size", "scale"), [(1e-8, 2.0**16), (60.0, 2.0**-10)], ids=["vanish", "overflow"])
+def test_the_scale_of_float16_losses_reaches_the_chunks(size, scale):
+    """Gradients too small or too large for float16 are in its range once the loss is scaled."""
+    weight, x = torch.ones(4, 5).requires_grad_(), torch.full((3000, 4), 3.0)
+
+    def taught(x):
+        out = x @ weight
+        return size * out.float().sum(), (out,)
+
+    with torch.autocast("cpu", torch.float16):
+        total, columns = in_chunks(taught, 1500, [x], parameters=[weight])
+    (scale * total).backward()
+    torch.testing.assert_close(weight.grad / scale, torch.full_like(weight, 9000 * size), rtol=1e-2, atol=0)
+    assert columns[0].shape == (3000, 5)
+    assert not columns[0].requires_grad
+
+
+def test_gradients_of_chunks_are_added_up_in_place_of_each_other():
+    """However many chunks: what is known so far, and what one chunk adds to it, part by part."""
+    weights = [torch.randn(64, 512, requires_grad=True) for _ in range(8)]
+    size = sum(weight.nbytes for weight in weights)
+
+    def taught(x):
+        return torch.stack([(x @ weight).sum() for weight in weights]).sum(), (x,)
+
+    x = torch.randn(10, 64)
+    for count in (2, 5):
+        assert peak_of(lambda n=count: in_chunks(taught, 10 // n, [x], parameters=weights)) < 2.4 * size
 
 
 def test_without_gradients_there_are_the_same_sums():

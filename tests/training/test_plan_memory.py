@@ -102,6 +102,29 @@ def test_a_pass_takes_what_its_kind_plans(name, half, vocab_size, lengths, monke
     assert planned == pytest.approx(counted, rel=NEAR), learner.plan_memory(lengths, half)
 
 
+@pytest.mark.parametrize("rows", [9, 18], ids=["two chunks", "one chunk"])
+def test_gradients_of_chunks_are_planned_beside_those_of_the_pass(rows, monkeypatch):
+    """A chain of many weights and few tokens, whose gradients add up to those of the pass before."""
+    monkeypatch.setattr("forerun.drafters.chain.lesson.rows_per_chunk", lambda *_: rows)
+    target = target_of(264, torch.float32)
+    kind = drafter_class("eagle")
+    learner = kind.design(target, kind.settings_class(intermediate_size=4096), plan_for(target))
+    batch = batch_of(target, texts([20]), learner.taps)
+
+    def step():
+        exercise = learner.prepare(batch, torch.Generator().manual_seed(0))
+        learner.losses(batch, exercise, 0.5).total.backward()
+
+    step()
+    gradients = 4 * sum(p.numel() for p in learner.network.parameters())
+    counted = gradients + peak_of(step)
+    planned = gradients + sum(one.size for one in learner.plan_memory([20], False))
+    assert planned > 1.6 * gradients
+    assert planned == pytest.approx(
+        counted, rel=0.4
+    )  # where the sums of all chunks are handed on, they are twice there
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["tiny", "embedded"])
 def test_a_run_takes_what_its_plan_says(target, tiny_qwen3_dir, tmp_path):

@@ -13,7 +13,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 
 class RowLosses(NamedTuple):
@@ -107,7 +109,8 @@ def in_chunks(
 
     The gradient of a chunk is taken as soon as its sum is known, and kept in the place of the chunk: nothing is
     computed twice, as it would be if the backward pass made the chunks anew. (Liger Kernel, arXiv 2410.10989, has a
-    cross entropy that does so.)
+    cross entropy that does so.) With autocast to float16 the backward pass does make them anew: small gradients vanish
+    and large ones overflow but for the scale of the loss, which is known only then.
 
     Args:
         taught: a function of the chunk's rows of every tensor, and then of `shared`. It may use other tensors and
@@ -115,7 +118,7 @@ def in_chunks(
         size: rows in a chunk.
         tensors: each [N, ...].
         shared: tensors with a graph behind them, whole for every chunk.
-        parameters: that `taught` uses.
+        parameters: that `taught` uses. A hook on one of them is given the gradient of each chunk, and then their sum.
 
     Returns:
         The sum over all rows, with a graph, and the columns over all rows, without one.
@@ -124,16 +127,19 @@ def in_chunks(
     chunks = [[tensor[i : i + size] for tensor in tensors] for i in range(0, max(1, len(tensors[0])), size)]
     if not torch.is_grad_enabled():
         return _summed([taught(*chunk, *shared) for chunk in chunks])
+    if _to_float16(tensors[0].device.type):
+        total, joined = _summed([checkpoint(taught, *chunk, *shared, use_reentrant=False) for chunk in chunks])
+        return total, [column.detach() for column in joined]
     common, parts, by_chunk = [*map(_leaf, shared)], [], []
     sums: list[Tensor | None] = [None] * (len(common) + len(own))
     for chunk in chunks:
         leaves = [*map(_leaf, chunk)]
         total, columns = taught(*leaves, *common)
+        parts.append((total.detach(), [column.detach() for column in columns]))
         found = _gradients(total, [*leaves, *common, *own])
         by_chunk.append(found[: len(leaves)])
-        sums = [_plus(one, other) for one, other in zip(sums, found[len(leaves) :], strict=True)]
-        parts.append((total.detach(), [column.detach() for column in columns]))
-        del total, columns  # the graph of a chunk goes before the next one comes
+        _add(sums, found[len(leaves) :])
+        del total, columns, found  # graph and gradients of a chunk go before the next one comes
     total, joined = _summed(parts)
     gradients = [_joined(each) for each in zip(*by_chunk, strict=True)] + sums
     result: Tensor = _Known.apply(total, gradients, *tensors, *shared, *own)  # type: ignore[no-untyped-call]
@@ -145,12 +151,17 @@ class _Known(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, total: Tensor, gradients: Sequence[Tensor | None], *_: Tensor) -> Tensor:
-        ctx.gradients = gradients
+        ctx.save_for_backward(*gradients)  # on `ctx` itself they would live as long as the sum
         return total.clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, None, *(None if known is None else known * grads[0] for known in ctx.gradients)
+        return None, None, *(None if known is None else known * grads[0] for known in ctx.saved_tensors)
+
+
+def _to_float16(device_type: str) -> bool:
+    return torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) == torch.float16
 
 
 def _leaf(tensor: Tensor) -> Tensor:
@@ -167,14 +178,15 @@ def _gradients(total: Tensor, inputs: Sequence[Tensor]) -> list[Tensor | None]:
     wanted = [tensor for tensor in inputs if tensor.requires_grad]
     if not wanted or not total.requires_grad:
         return [None] * len(inputs)
-    found = iter(torch.autograd.grad(total, wanted, allow_unused=True))
+    with torch.autocast(total.device.type, enabled=False):  # a backward pass has the precisions of its forward pass
+        found = iter(torch.autograd.grad(total, wanted, allow_unused=True))
     return [next(found) if tensor.requires_grad else None for tensor in inputs]
 
 
-def _plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return one + other
+def _add(sums: list[Tensor | None], found: Sequence[Tensor | None]) -> None:
+    """One after the other, so that no third copy of them all comes to be; a tensor that was found may be a view."""
+    for i, (one, other) in enumerate(zip(sums, found, strict=True)):
+        sums[i] = one + other if one is not None and other is not None else one if other is None else other
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -42,8 +42,10 @@ def chain_memory(drafter: ChainDrafter, lengths: Sequence[int], steps: int, half
     back = Held(
         "scores on their way back", passing, f"{PASSING} x {rows:,} rows x {attention.heads} x {span:,} x 4 bytes"
     )
+    weights = sum(p.numel() for p in drafter.network.parameters() if p.requires_grad)
     return [
         inputs,
+        Held("gradients of the chunks", 4 * weights, f"{weights:,} x 4 bytes, until they are handed on"),
         max(loss, back, key=lambda held: held.size),  # the logits are gone when the scores' turn comes
         Held("scores of the chunk", kept, f"{rows:,} rows x {kept // max(1, rows):,} bytes"),
         Held("layer of the chunk", rows * steps * layer, f"{rows:,} rows x {steps} steps x {layer:,} bytes"),
