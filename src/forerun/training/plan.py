@@ -206,14 +206,16 @@ def _disk(work: Workload) -> list[Line]:
 
 def flops_per_token(work: Workload) -> tuple[float, str]:
     """Floating-point operations for a token of the data: the target forward, the teacher's head, the drafter forward
-    and backward, and its head forward twice (once recomputed) and backward to its input. Attention is left out."""
+    and backward, and its head forward, backward to its input and, if it is its own, to its weights. Attention is left
+    out."""
     target = 2 * work.target_parameters
     teacher = 2 * work.hidden_size * work.vocab_size
     width, learned = work.head_width or work.hidden_size, work.drafter_parameters - work.table_parameters
-    row = teacher + 6 * learned + 6 * width * work.draft_vocab_size
+    head = 6 if work.table_parameters else 4
+    row = teacher + 6 * learned + head * width * work.draft_vocab_size
     text = (
         f"2 x {work.target_parameters:,} + {work.rows_per_token:g} rows x (2 x {work.hidden_size:,} x "
-        f"{work.vocab_size:,} + 6 x {learned:,} + 6 x {width:,} x {work.draft_vocab_size:,})"
+        f"{work.vocab_size:,} + 6 x {learned:,} + {head} x {width:,} x {work.draft_vocab_size:,})"
         "; --plan-measure times them"
     )
     return target + work.rows_per_token * row, text
