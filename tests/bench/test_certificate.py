@@ -50,6 +50,19 @@ def _failed(checks):
     return [check.name for check in checks if not check.passed]
 
 
+def test_a_certificate_says_which_weights_drafted():
+    """Of a trained drafter too: two folders may have one name."""
+    engine = Engine.load("embedded", drafter="eagle", max_num_seqs=1)
+    [entry] = provenance(engine)["drafters"]
+    assert entry["model"]["name"] == "eagle"
+    assert entry["model"]["dtype"] == "bfloat16"
+    network = engine.core.loaded[0].drafter.network
+    with torch.no_grad():
+        next(network.parameters()).add_(1)
+    [other] = provenance(engine)["drafters"]
+    assert other["model"]["fingerprint"] != entry["model"]["fingerprint"]
+
+
 # ------------------------------------------------------------------------------------------------------------ lossless
 
 
@@ -113,7 +126,7 @@ def _blind_coupled(drafts, target_probs, gumbel):
     return _blind(drafts, target_probs, None, None)
 
 
-def _stale(one, real=judge._places):
+def _stale(one, real=judge._Watched.places):
     return [Row(row.sampling, row.tokens, row.prompt_length, (), row.end_ids) for row in real(one)]
 
 
@@ -136,7 +149,7 @@ def _logprobs_of_first_row(scores, tokens, top, real=judge.logprobs):
 FAULTS = {
     "everything accepted": (judge, "reject_packed", _blind, {"exact", "greedy", "sampled"}),
     "everything accepted when coupled": (judge, "couple_packed", _blind_coupled, {"coupled", "parameters"}),
-    "penalties frozen over a block": (judge, "_places", _stale, {"parameters", "parameters, exact target"}),
+    "penalties frozen over a block": (judge._Watched, "places", _stale, {"parameters", "parameters, exact target"}),
     "stop rules after the block": (Request, "commit", _ends_late, {"parameters", "parameters, exact target"}),
     "logprobs of a run's first token": (judge, "logprobs", _logprobs_of_first_row, {"parameters"}),
 }

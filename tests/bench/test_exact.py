@@ -76,12 +76,12 @@ def test_a_wrong_rule_in_the_engine_is_found(monkeypatch, rule):
 
 def test_stale_penalties_in_a_verify_block_are_found(monkeypatch):
     """PB-1: rows of a block that do not count the drafts before them."""
-    real = judge._places
+    real = judge._Watched.places
 
     def stale(one):
         return [Row(row.sampling, row.tokens, row.prompt_length, (), row.end_ids) for row in real(one)]
 
-    monkeypatch.setattr(judge, "_places", stale)
+    monkeypatch.setattr(judge._Watched, "places", stale)
     assert exact.distance(_one_draft("penalties and bias")) > 0.001
 
 

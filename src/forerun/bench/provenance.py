@@ -13,11 +13,12 @@ import torch
 
 import forerun
 from forerun.bench.machine import usable_cores, versions
+from forerun.drafters.learned import LearnedDrafter
 from forerun.engine import Engine
 from forerun.engine.profile_key import cpu_name
 from forerun.engine.propose import LoadedDrafter
 from forerun.target.base import Target
-from forerun.target.fingerprint import fingerprint
+from forerun.target.fingerprint import fingerprint, weights_hash
 from forerun.target.hf import HFTarget
 
 
@@ -46,9 +47,18 @@ def model(target: Target) -> dict[str, Any]:
 
 
 def _drafter(entry: LoadedDrafter) -> dict[str, Any]:
+    known = {"name": entry.name, "config": entry.config.model_dump(exclude_unset=True)}
+    if isinstance(entry.drafter, LearnedDrafter):
+        return known | {"model": _learned(entry.drafter)}
     own = getattr(entry.drafter, "model", None)
-    config = entry.config.model_dump(exclude_unset=True)
-    return {"name": entry.name, "config": config} | ({"model": model(own)} if isinstance(own, Target) else {})
+    return known | ({"model": model(own)} if isinstance(own, Target) else {})
+
+
+def _learned(drafter: LearnedDrafter) -> dict[str, Any]:
+    """As `model`; of hashes only that of its weights: the target's are said with the target."""
+    dtype = str(next(drafter.network.parameters()).dtype).removeprefix("torch.")
+    name = drafter.name if drafter.folder is None else drafter.folder.name
+    return {"name": name, "dtype": dtype, "fingerprint": {"weights": weights_hash(drafter.network)}}
 
 
 @cache

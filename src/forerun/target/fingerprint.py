@@ -56,7 +56,7 @@ def fingerprint(target: HFTarget) -> Fingerprint:
     """The fingerprint of a loaded target: milliseconds, or one read of the weights where they are packed."""
     return Fingerprint(
         config=_digest(_canonical(target.model.config.get_text_config().to_dict())),
-        weights=_weights(target.model),
+        weights=weights_hash(target.model),
         tokenizer=tokenizer_hash(target.tokenizer),
         chat_template=template_hash(target.tokenizer),
         dtype=str(target.dtype).removeprefix("torch."),
@@ -87,7 +87,7 @@ def _is_set(value: Any) -> bool:
     return value is not None and value is not False and value not in ("", [], {}, ())
 
 
-def _weights(model: nn.Module) -> str:
+def weights_hash(model: nn.Module) -> str:
     """Hash of some numbers of every tensor, rounded to bfloat16.
 
     Rounded, because the dtype must not count: a checkpoint loaded in float32, bfloat16 or float64 has one hash. (A
