@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -182,12 +183,42 @@ def test_confidences_are_scaled_by_the_requests_own_table():
     assert made.calibrated("d", None, 1, 0.9) == 0.9
     assert made.calibrated("d", CalibrationKey("coupled", "probabilistic", "one"), 1, 0.9) == 0.9
     assert made.all_of("d", key, [0.9, 0.9]) == pytest.approx([0.75, 0.634], abs=1e-3)
-    assert made.trust("d", key, 1) == 1.0
-    assert made.trust("d", None, 1) == 0.0
+    assert made.trust("d", key, 2) == [1.0, 1.0]
+    assert made.trust("d", None, 1) == [0.0]
     for _ in range(50):
         made.record("d", key, [0.9, 0.9], 2, 0)
     assert made.calibrated("d", key, 1, 0.9) < 0.4
-    assert 0.5 < made.trust("d", None, 1) < 1
+    assert 0.5 < made.trust("d", None, 1)[0] < 1
+
+
+def test_a_draft_is_calibrated_as_its_slots_are_one_by_one():
+    """Under any conditions, NaN and certain ones included, to the bit; and anew after every verdict."""
+    key = CalibrationKey("rejection", "probabilistic", "one")
+    made = Confidences({"d": Calibration([Table(key, (2.0, 0.7), "", 0)])})
+    for accepted in range(4):
+        for drafter, of, draft in itertools.product("de", (key, None), ([0.9, 0.2, 0.6], [1.0, 0.0], [0.5, math.nan])):
+            alone = [made.calibrated(drafter, of, k, c) for k, c in enumerate(draft, 1)]
+            np.testing.assert_equal(made.all_of(drafter, of, draft), alone)
+        before = [made.all_of(drafter, None, [0.5] * 4) for drafter in "de"]
+        made.record("d", None, [0.9, 0.4, 0.7], 3, accepted)
+        after = [made.all_of(drafter, None, [0.5] * 4) for drafter in "de"]
+        assert (before[0] != after[0], before[1] != after[1]) == (True, False)
+
+
+def test_several_requests_are_told_what_each_is_told():
+    """Whatever they have shown: nothing, less than is asked for, more; and one that came in the place of another."""
+    history = AcceptanceHistory()
+    for request, verified in ((1, 2), (2, 5), (4, 3)):
+        history.record("d", request, Outcome(verified, verified - 1))
+        history.record_miss("d", 2)
+    history.forget(4)
+    many = [0, 1, 2, 3, 4]
+    for told in (history.own_rounds, history.match_rates):
+        assert told("d", many).tolist() == [told("d", [request])[0] for request in many]
+    survival = history.survival("d", many, 3)
+    assert survival.tolist() == [history.survival("d", [request], 3)[0].tolist() for request in many]
+    assert history.own_rounds("d", many).tolist() == [0.0, 1.0, 1.0, 0.0, 0.0]
+    assert len({tuple(own) for own in survival.tolist()}) == 3
 
 
 # ---------------------------------------------------------------------------------------------------------- past rounds
@@ -198,7 +229,7 @@ def test_past_rounds_are_of_the_same_request_and_drafter():
     past.record(1, "d", [0.5, 0.5])
     past.record(1, "d", [0.9, 0.5])
     past.record(1, "e", [0.1, 0.1])
-    rows = [Expected(1, "d", np.array([0.8, 0.4])), Expected(2, "d", np.array([0.7]))]
+    rows = [Expected(1, "d", [0.8, 0.4]), Expected(2, "d", [0.7])]
     rounds = past.of(rows)
     assert rounds.shape == (ROUNDS, 2, 2)
     assert rounds[0].tolist() == [[0.9, 0.45], [0.7, 0.0]]
@@ -211,10 +242,10 @@ def test_past_rounds_are_of_the_same_request_and_drafter():
 def test_a_shorter_past_draft_goes_on_as_expected():
     past = PastRounds()
     past.record(1, "d", [0.5])
-    assert past.of([Expected(1, "d", np.array([0.8, 0.4, 0.2]))])[0].tolist() == [[0.5, 0.25, 0.125]]
-    assert past.of([Expected(1, "d", np.zeros(0))]).shape[2] == 0
+    assert past.of([Expected(1, "d", [0.8, 0.4, 0.2])])[0].tolist() == [[0.5, 0.25, 0.125]]
+    assert past.of([Expected(1, "d", [])]).shape[2] == 0
 
 
 def test_many_requests_need_one_past_round():
-    rows = [Expected(r, "d", np.array([0.5])) for r in range(100)]
+    rows = [Expected(r, "d", [0.5]) for r in range(100)]
     assert PastRounds().of(rows).shape == (1, 100, 1)

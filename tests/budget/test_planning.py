@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,13 +12,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budget.world import BFLOAT16, FLOAT32, FREE_LOOKUP, INT4, profile, serial
+from forerun.budget import planning
 from forerun.budget.assignment import assign
 from forerun.budget.bypass import Reason
 from forerun.budget.costs import ContextCost, Costs, VerifyCost
-from forerun.budget.curve import CostCurve
+from forerun.budget.curve import CostCurve, FloatArray
 from forerun.budget.history import AcceptanceHistory, Outcome
-from forerun.budget.planning import Ask, Bid, Load, Option, forecast, outlook, probe_length, share
-from forerun.budget.selection import Promise, evidence, order, promises, why_not
+from forerun.budget.planning import Ask, Bids, Load, Option, Outlook, forecast, outlook, probe_length
+from forerun.budget.selection import Evidence, Preference, Promise, Promises, chains, evidence, promises, why_not
+
+
+class Bid(NamedTuple):
+    """One request's wish."""
+
+    request_id: int
+    context: int
+    drafter: str | None
+    survival: FloatArray
+
+
+def share(load, verify, drafts, bids: Sequence[Bid]) -> planning.Shares:
+    """Of wishes given one by one."""
+    names, width = sorted(drafts), max(len(bid.survival) for bid in bids)
+    survival = np.zeros((len(bids), width))
+    for row, bid in zip(survival, bids, strict=True):
+        row[: len(bid.survival)] = bid.survival
+    requests, contexts = [bid.request_id for bid in bids], [bid.context for bid in bids]
+    drafter = np.array([-1 if bid.drafter is None else names.index(bid.drafter) for bid in bids])
+    return planning.share(load, verify, drafts, Bids(requests, contexts, names, drafter, survival, np.ones(len(bids))))
 
 
 def costs_of(curve, draft=None, context=None) -> Costs:
@@ -174,21 +197,50 @@ def test_a_probe_learns_the_most_for_its_time():
 # ----------------------------------------------------------------------------------------------------------- selection
 
 
-def promise(drafter, gain, match=1.0, survival=(0.8, 0.6, 0.4), behind=None) -> Promise:
-    """Equal survival, rates that do not matter; behind another drafter it is worth the same unless said otherwise."""
-    nothing = np.zeros(len(survival) + 1)
-    fallback = (3, gain if behind is None else behind)
-    return Promise(drafter, 3, gain, match, np.array(survival), nothing, nothing, nothing, fallback)
+class Offer(NamedTuple):
+    """What a drafter promises a request; behind another drafter it is worth the same unless said otherwise."""
+
+    drafter: str
+    gain: float
+    match: float = 1.0
+    survival: tuple[float, ...] = (0.8, 0.6, 0.4)
+    behind: float | None = None
+
+
+def offered(*requests: Sequence[Offer]) -> Promises:
+    """Promises to requests 0 .., each by the same drafters; rates do not matter."""
+    columns, shape = list(zip(*requests, strict=True)), (len(requests[0]), len(requests))
+    survival = np.array([[offer.survival for offer in own] for own in columns])
+    nothing = np.zeros((shape[1], survival.shape[2] + 1))
+    places, most = np.arange(shape[1]), np.full(shape[1], survival.shape[2])
+    known = [
+        Evidence(own[0].drafter, places, most, [0] * shape[1], s, most)
+        for own, s in zip(columns, survival, strict=True)
+    ]
+    gain, match = (np.array([[getattr(offer, name) for offer in own] for own in columns]) for name in ("gain", "match"))
+    behind = np.array([[offer.gain if offer.behind is None else offer.behind for offer in own] for own in columns])
+    seen = [Outlook(most, g, nothing, nothing, nothing, g) for g in gain]
+    given = np.full(shape, True), gain, match, survival, np.full(shape, 3), behind
+    return Promises(range(shape[1]), known, seen, *given)
+
+
+def preference(current: int = -1, requests: int = 1) -> Preference:
+    return Preference(0.04, np.full(requests, current), 0.02)
+
+
+def chain(*own: Offer, current: int = -1) -> list[str]:
+    """The drafters a single request asks."""
+    made = offered(own)
+    found = chains(made, np.array([True]), preference(current))
+    return [made.drafters[d] for d in found.order[found.asked]]
 
 
 def test_the_best_drafter_is_asked_first_and_one_that_always_proposes_last():
-    chain = order([promise("small", 0.3), promise("ngram", 0.9, 0.2), promise("dspark", 0.6)], 0.04, None, 0.02)
-    assert [p.drafter for p in chain] == ["ngram", "dspark"]
+    assert chain(Offer("small", 0.3), Offer("ngram", 0.9, 0.2), Offer("dspark", 0.6)) == ["ngram", "dspark"]
 
 
 def test_a_drafter_that_does_not_pay_is_not_asked_after_another():
-    chain = order([promise("ngram", 0.9, 0.2), promise("dspark", 0.5, behind=0.03)], 0.04, None, 0.02)
-    assert [p.drafter for p in chain] == ["ngram"]
+    assert chain(Offer("ngram", 0.9, 0.2), Offer("dspark", 0.5, behind=0.03)) == ["ngram"]
 
 
 def test_a_drafter_behind_another_is_judged_by_the_requests_that_come_to_it():
@@ -196,16 +248,23 @@ def test_a_drafter_behind_another_is_judged_by_the_requests_that_come_to_it():
     known = profile(BFLOAT16, {"n": FREE_LOOKUP, "d": serial(0.8)})
     asks = [Ask(r, 0, (Option("n", 4), Option("d", 4))) for r in range(8)]
     for match, pays in ((0.05, True), (0.9, False)):
-        own = promises(evidence(asks, learnt({"n": 0.9, "d": 0.8}, {"n": match})), Load(8), known)[0]
-        behind = next(p for p in own if p.drafter == "d").fallback
+        behind = promised(asks, learnt({"n": 0.9, "d": 0.8}, {"n": match}), known)[0, "d"].fallback
         assert (behind[1] > 0.04) is pays
 
 
 def test_the_drafter_in_use_stays_for_a_small_difference():
-    near = [promise("a", 0.50), promise("b", 0.51)]
-    assert order(near, 0.04, "a", 0.02)[0].drafter == "a"
-    assert order(near, 0.04, None, 0.02)[0].drafter == "b"
-    assert order([promise("a", 0.50), promise("b", 0.53)], 0.04, "a", 0.02)[0].drafter == "b"
+    near = Offer("a", 0.50), Offer("b", 0.51)
+    assert chain(*near, current=0) == ["a"]
+    assert chain(*near) == ["b"]
+    assert chain(Offer("a", 0.50), Offer("b", 0.53), current=0) == ["b"]
+
+
+def promised(asks: Sequence[Ask], history: AcceptanceHistory, known) -> dict[tuple[int, str], Promise]:
+    """What each drafter promises each request that may use it."""
+    requests = [ask.request_id for ask in asks]
+    found = promises(requests, evidence(asks, history), Load(len(asks)), known)
+    pairs = itertools.product(requests, found.drafters)
+    return {pair: made for pair in pairs if (made := found.of(*pair)) is not None}
 
 
 def learnt(acceptance: dict[str, float], match: dict[str, float] | None = None) -> AcceptanceHistory:
@@ -228,11 +287,11 @@ def test_promises_follow_history_and_costs():
         Ask(1, 0, (Option("dear", 2),)),
         Ask(2, 0, (), Reason.REQUEST),
     ]
-    found = promises(evidence(asks, learnt({"cheap": 0.8, "dear": 0.8})), Load(3), known)
-    assert set(found) == {0, 1}
-    cheap, dear = found[0]
+    found = promised(asks, learnt({"cheap": 0.8, "dear": 0.8}), known)
+    assert set(found) == {(0, "cheap"), (0, "dear"), (1, "dear")}
+    cheap, dear = found[0, "cheap"], found[0, "dear"]
     assert cheap.gain > dear.gain
-    assert len(found[1][0].survival) == 2
+    assert len(found[1, "dear"].survival) == 2
     assert cheap.acceptance(3).tolist() == pytest.approx([0.8] * 3, abs=0.1)
 
 
@@ -241,8 +300,8 @@ def test_a_rare_match_pays_for_its_lookups():
     where it always proposes, and does not where it rarely does."""
     known = profile(BFLOAT16, {"n": serial(0.4)})
     asks = [Ask(0, 0, (Option("n", 4),))]
-    often = promises(evidence(asks, learnt({"n": 0.9})), Load(1), known)[0][0]
-    rarely = promises(evidence(asks, learnt({"n": 0.9}, {"n": 0.1})), Load(1), known)[0][0]
+    often = promised(asks, learnt({"n": 0.9}), known)[0, "n"]
+    rarely = promised(asks, learnt({"n": 0.9}, {"n": 0.1}), known)[0, "n"]
     assert rarely.drafting[1] - often.drafting[1] == pytest.approx(0.4 / rarely.match - 0.4 / often.match)
     assert rarely.gain == 0.0
     assert often.gain > 1.0
@@ -258,38 +317,29 @@ def test_why_not_names_load_context_and_worth():
         Ask(1, 90_000, (Option("good", 3),)),
         Ask(2, 0, (Option("bad", 3),)),
     ]
-    reasons = why_not(evidence(asks, history), {0, 1, 2}, known, 0.04)
-    assert reasons == {0: Reason.BATCH, 1: Reason.CONTEXT, 2: Reason.GAIN}
+    reasons = why_not(np.full(3, True), evidence(asks, history), known, 0.04)
+    assert reasons == [Reason.BATCH, Reason.CONTEXT, Reason.GAIN]
 
 
 def test_one_drafting_pass_for_all_beats_two():
     """Each request has a favourite, by a little; two passes would cost more than either is better."""
     drafts = {"a": serial(0.4, 0.01), "b": serial(0.4, 0.01)}
     known, load = profile(BFLOAT16, drafts), Load(2)
-    good, fair = np.cumprod([0.8] * 3), np.cumprod([0.79] * 3)
-    options = {
-        0: [promise("a", 0.50, survival=good), promise("b", 0.45, survival=fair)],
-        1: [promise("a", 0.45, survival=fair), promise("b", 0.50, survival=good)],
-    }
-
-    def chain(request, without):
-        return order([p for p in options[request] if p.drafter not in without], 0.04, None, 0.02)
-
-    asks = [Ask(0, 0), Ask(1, 0)]
-    best = assign(asks, load, known, chain, current="b")
-    assert {p.drafter for own in best.chains.values() for p in own} == {"b"}
-    two = share(load, known.verify, drafts, [Bid(0, 0, "a", good), Bid(1, 0, "b", good)])
+    good, fair = (tuple(np.cumprod([alpha] * 3)) for alpha in (0.8, 0.79))
+    made = offered(
+        [Offer("a", 0.50, survival=good), Offer("b", 0.45, survival=fair)],
+        [Offer("a", 0.45, survival=fair), Offer("b", 0.50, survival=good)],
+    )
+    best = assign(made, [0, 0], np.full(2, True), preference(requests=2), load, known, current="b")
+    assert {made.drafters[d] for d in best.order[best.lengths > 0]} == {"b"}
+    two = share(load, known.verify, drafts, [Bid(0, 0, "a", np.array(good)), Bid(1, 0, "b", np.array(good))])
     assert best.gain > two.gain
 
 
 def test_a_lookup_takes_part_in_any_plan():
     """n-gram before dspark, each request with its own first choice: one plan, both drafters."""
     known = profile(BFLOAT16, {"ngram": FREE_LOOKUP, "dspark": serial(0.15)})
-    ngram, dspark = promise("ngram", 0.9, 0.3), promise("dspark", 0.6)
-
-    def chain(request, without):
-        return order([p for p in (ngram, dspark) if p.drafter not in without], 0.04, None, 0.02)
-
-    best = assign([Ask(0, 0), Ask(1, 0)], Load(2), known, chain, None)
-    assert [[p.drafter for p in own] for own in best.chains.values()] == [["ngram", "dspark"]] * 2
-    assert all(len(own) == 2 and min(own) > 0 for own in best.lengths.values())
+    made = offered(*[[Offer("ngram", 0.9, 0.3), Offer("dspark", 0.6)]] * 2)
+    best = assign(made, [0, 0], np.full(2, True), preference(requests=2), Load(2), known, None)
+    assert best.order.T.tolist() == [[0, 1]] * 2
+    assert (best.lengths > 0).all()

@@ -60,7 +60,10 @@ def best_fixed(known: Profile, alpha: float, requests: int, most: int = 7) -> fl
 @pytest.mark.parametrize("curve", CURVES)
 @pytest.mark.parametrize("requests", [1, 4, 16])
 def test_sp_3_no_load_is_slower_than_plain(curve, requests):
-    """https://github.com/vllm-project/vllm/issues/42505: at any acceptance, after warm-up, at least .97 of plain."""
+    """SP-3: at any acceptance, after warm-up, at least .97 of plain, on a staircase of costs.
+
+    https://github.com/vllm-project/vllm/issues/42505
+    """
     known = one_drafter(CURVES[curve])
     rounds = 300 // requests
     for alpha in (0.0, 0.3, 0.6, 0.9):
@@ -71,8 +74,11 @@ def test_sp_3_no_load_is_slower_than_plain(curve, requests):
 
 @pytest.mark.parametrize("requests", [64, 256])
 def test_sp_3_high_concurrency_is_not_slower_than_plain(requests):
-    """The cliff of fixed drafts: 7 tokens for each of 64 requests would halve the throughput; K goes to 0 instead, and
-    the reason is the load."""
+    """SP-3: the cliff of fixed drafts: 7 tokens for each of 64 requests would halve the throughput; K goes to 0
+    instead, and the reason is the load.
+
+    https://github.com/sgl-project/sglang/issues/4759
+    """
     known = one_drafter(BFLOAT16)
     fixed = known.costs("small").round(requests, 7, 8 * requests) / known.costs("small").plain(requests)
     assert sum(0.7**k for k in range(8)) / fixed < 0.7
@@ -503,6 +509,15 @@ def test_a_slower_machine_is_noticed():
     assert scheduler.profile.verify.tokens(8) > 2 * known.verify.tokens(8)
 
 
+def test_a_probe_that_could_not_pay_behind_its_context_is_not_made():
+    """Behind 10,000 tokens a draft token takes as long as a plain step, so that it would not pay if all were accepted:
+    nothing is tried. Behind 10 the same drafter is."""
+    known = one_drafter(draft=serial(0.05, 0.05, context=ContextCost((0, 10_000), (0.0, 0.0), (0.0, 1.0))))
+    for context, tried in ((10_000, False), (10, True)):
+        tally = World(known, everywhere(0.8), 2, context=context).run(scheduled(known), 100)
+        assert (tally.drafting_calls > 0) is tried
+
+
 def test_a_forgotten_request_leaves_only_what_is_shared():
     scheduler = Scheduler(one_drafter(), priors={"small": [0.5]})
     for request in range(40):
@@ -513,7 +528,7 @@ def test_a_forgotten_request_leaves_only_what_is_shared():
             scheduler.record([Judged(draft, 1, 1)])
         scheduler.forget(request)
     assert scheduler.history.acceptance("small", 1)[0][0] > 0.8
-    assert scheduler.history.own_rounds("small", 39) == 0
+    assert scheduler.history.own_rounds("small", [39]) == 0
     left = [vars(part) for part in (scheduler._past, scheduler._planner, scheduler._planner._keeper)]
     per_request = [
         store for part in left for store in part.values() if isinstance(store, dict) and any(k == 39 for k in store)

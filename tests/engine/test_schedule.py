@@ -414,7 +414,6 @@ def test_a_finished_cancelled_or_failed_request_is_forgotten_after_its_last_roun
     assert set(spy.forgotten) == {r.id for r in requests}
     assert spy._past._kept == {}
     assert spy.history._own == {}
-    assert spy.history._own_lookups == {}
 
 
 def test_a_conversation_is_one_request_to_the_scheduler():

@@ -6,7 +6,13 @@ Everything here is decided before drafting, from history and costs, hence exact.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.budget.curve import FloatArray
 
 MIN_PREDICTED_GAIN = 0.04
 """Below this gain drafting is not worth its risk: cost curves are known to a few percent."""
@@ -52,6 +58,28 @@ class Gate:
         return self.is_open
 
 
+class Gates:
+    """A gate for each request."""
+
+    def __init__(self, minimum: float, hysteresis: float):
+        self._close, self._open = minimum, minimum + hysteresis
+        self._closed: set[int] = set()
+
+    def update(self, request_ids: Sequence[int], gains: FloatArray, asked: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """[R] whether to draft at these predicted gains; a gate that is not asked stays as it is, and gives no."""
+        least = [self._open if request in self._closed else self._close for request in request_ids]
+        is_open = asked & (gains >= least)
+        if self._closed:
+            self._closed.difference_update(request_ids[i] for i in np.flatnonzero(is_open).tolist())
+        shut = asked & ~is_open
+        if shut.any():
+            self._closed.update(request_ids[i] for i in np.flatnonzero(shut).tolist())
+        return is_open
+
+    def forget(self, request_id: int) -> None:
+        self._closed.discard(request_id)
+
+
 def probe_interval(round_ratio: float, share: float = PROBING_SHARE) -> float:
     """Plain steps between two probes so that probing costs at most `share` of the time.
 
@@ -69,17 +97,17 @@ class ProbeLedger:
 
     def __init__(self, share: float = PROBING_SHARE):
         self._share = share
-        self._credit = 0.0
+        self.credit = 0.0
 
     def earn(self, seconds: float) -> None:
         """A step of so many seconds was planned."""
-        self._credit += self._share * seconds
+        self.credit += self._share * seconds
 
     def spend(self, seconds: float) -> bool:
         """Whether a probe that may lose so much time can be afforded; if so it is paid."""
-        if self._credit < seconds:
+        if self.credit < seconds:
             return False
-        self._credit = min(self._credit - seconds, seconds)
+        self.credit = min(self.credit - seconds, seconds)
         return True
 
 
@@ -93,22 +121,31 @@ class StateKeeper:
     def __init__(self, drop_after: int = DROP_AFTER):
         self._drop_after = drop_after
         self._bypassed: dict[tuple[int, str], int] = {}
+        self._dropped: set[tuple[int, str]] = set()
+
+    @property
+    def any_dropped(self) -> bool:
+        """Of any request."""
+        return bool(self._dropped)
 
     def followed(self, request_id: int, drafter: str, tokens: int) -> None:
         """So many tokens were committed that this drafter had no part in."""
         key = request_id, drafter
-        self._bypassed[key] = self._bypassed.get(key, 0) + tokens
+        bypassed = self._bypassed[key] = self._bypassed.get(key, 0) + tokens
+        if bypassed > self._drop_after:
+            self._dropped.add(key)
 
     def used(self, request_id: int, drafter: str) -> None:
         """It drafted."""
         self._bypassed.pop((request_id, drafter), None)
+        self._dropped.discard((request_id, drafter))
 
     def is_dropped(self, request_id: int, drafter: str) -> bool:
-        return self._bypassed.get((request_id, drafter), 0) > self._drop_after
+        return (request_id, drafter) in self._dropped
 
     def forget(self, request_id: int) -> None:
         for key in [key for key in self._bypassed if key[0] == request_id]:
-            del self._bypassed[key]
+            self.used(*key)
 
 
 __all__ = [
@@ -118,6 +155,7 @@ __all__ = [
     "PROBING_SHARE",
     "TRIALS",
     "Gate",
+    "Gates",
     "ProbeLedger",
     "Reason",
     "StateKeeper",

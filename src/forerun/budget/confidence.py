@@ -25,11 +25,14 @@ class Confidences:
 
     def all_of(self, drafter: str, key: CalibrationKey | None, confidence: Sequence[float]) -> list[float]:
         """c_1 .. of a draft."""
-        return [self.calibrated(drafter, key, k, c) for k, c in enumerate(confidence, 1)]
+        table = self._table(drafter, key)
+        scaled = confidence if table is None else [table.apply(k, c) for k, c in enumerate(confidence, 1)]
+        return self._online.apply_all(drafter, scaled)
 
-    def trust(self, drafter: str, key: CalibrationKey | None, position: int) -> float:
-        """How far a calibrated confidence may stand in for a verdict: 1 where temperatures were fitted."""
-        return 1.0 if self._table(drafter, key) is not None else self._online.trust(drafter, position)
+    def trust(self, drafter: str, key: CalibrationKey | None, count: int) -> list[float]:
+        """[count] how far calibrated confidences of positions 1 .. may stand in for a verdict: 1 where temperatures
+        were fitted."""
+        return [1.0] * count if self._table(drafter, key) is not None else self._online.trust(drafter, count)
 
     def record(
         self, drafter: str, key: CalibrationKey | None, confidence: Sequence[float], verified: int, accepted: int

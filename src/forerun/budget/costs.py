@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,9 @@ import numpy as np
 
 from forerun.budget.curve import CostCurve, FloatArray, Samples
 from forerun.errors import OptionError
+
+USUAL = 8
+"""Draft tokens that every table has room for, so that there are few of them."""
 
 
 class Extra(NamedTuple):
@@ -64,11 +68,18 @@ class ContextCost:
         where = np.asarray(contexts, dtype=np.float64)
         if len(self.contexts) == 1:
             return Extra(np.zeros(len(where)), np.zeros(len(where)))
-        return Extra(self._along(where, self.per_request), self._along(where, self.per_row))
+        x, per_request, per_row = self._knots
+        extra = Extra(np.interp(where, x, per_request), np.interp(where, x, per_row))
+        if where.max(initial=0.0) <= self.contexts[-1]:
+            return extra
+        beyond = np.maximum(where - x[-1], 0.0)  # the last segment goes on
+        request, row = (float((y[-1] - y[-2]) / (x[-1] - x[-2])) * beyond for y in (per_request, per_row))
+        return Extra(extra.request + request, extra.row + row)
 
-    def _along(self, contexts: FloatArray, values: tuple[float, ...]) -> FloatArray:
-        slope = (values[-1] - values[-2]) / (self.contexts[-1] - self.contexts[-2])
-        return np.interp(contexts, self.contexts, values) + slope * np.maximum(contexts - self.contexts[-1], 0.0)
+    @cached_property
+    def _knots(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        x, request, row = np.array([self.contexts, self.per_request, self.per_row], dtype=np.float64)
+        return x, request, row
 
 
 def _listed(value: float | Sequence[float]) -> list[float]:
@@ -138,47 +149,56 @@ class DraftCost:
 
     def table(self, requests: int, k: int) -> FloatArray:
         """Seconds [k + 1, requests + 1] of a call by K and requests, never falling; no context's extra. Read only."""
-        size = 1 << max(requests, 1).bit_length(), 1 << max(k, 1).bit_length()  # asked at every step: few, and kept
-        if size not in self._tables:
-            self._tables[size] = self._table(*size)
-            self._tables[size].flags.writeable = False
-        return self._tables[size][: k + 1, : requests + 1]
+        return self._tables(requests, k)[0][: k + 1, : requests + 1]
+
+    def slots(self, requests: int, k: int) -> FloatArray:
+        """Seconds [k, requests + 1] that slot 1 .. k adds where so many requests draft it. Read only.
+
+        Requests may draft different lengths: slot j is a pass over those that go that far.
+        """
+        return self._tables(requests, k)[1][:k, : requests + 1]
+
+    def _tables(self, requests: int, k: int) -> tuple[FloatArray, FloatArray]:
+        """`table` and `slots`, of at least this size: asked at every step, so they are few, and kept."""
+        size = 1 << max(requests, 1).bit_length(), 1 << max(k, USUAL).bit_length()
+        if size not in self._made:
+            table = self._table(*size)
+            slots = np.diff(table, axis=0)
+            table.flags.writeable = slots.flags.writeable = False
+            self._made[size] = table, slots
+        return self._made[size]
 
     @cached_property
-    def _tables(self) -> dict[tuple[int, int], FloatArray]:
+    def _made(self) -> dict[tuple[int, int], tuple[FloatArray, FloatArray]]:
         return {}
 
     def _table(self, requests: int, k: int) -> FloatArray:
-        measured = np.stack([curve.over(0, requests) for curve in self.curves])  # [measured K, requests + 1]
+        counts = np.arange(requests + 1, dtype=np.float64)
+        measured = np.stack([curve.at(counts) for curve in self.curves])  # [measured K, requests + 1]
         lengths = np.array(self.lengths, dtype=np.float64)
         wanted = np.arange(k + 1, dtype=np.float64)
         if len(lengths) == 1:
             rows = np.maximum(wanted / lengths[0], 1.0)[:, None] * measured
         else:
-            rows = np.stack([np.interp(wanted, lengths, column) for column in measured.T], axis=1)
-            slope = np.maximum(measured[-1] - measured[-2], 0.0) / (lengths[-1] - lengths[-2])
-            rows += np.maximum(wanted - lengths[-1], 0.0)[:, None] * slope
+            slopes = np.diff(measured, axis=0) / np.diff(lengths)[:, None]
+            inside = np.clip(wanted, lengths[0], lengths[-1])
+            at = np.searchsorted(lengths, inside, side="right") - 1
+            rows = np.vstack((slopes, 0 * slopes[:1]))[at] * (inside - lengths[at])[:, None] + measured[at]
+            rows += np.maximum(wanted - lengths[-1], 0.0)[:, None] * np.maximum(slopes[-1], 0.0)
         rows[0] = 0.0
         table: FloatArray = np.maximum.accumulate(rows, axis=0)
         return table
 
-    def slots(self, requests: int, k: int) -> FloatArray:
-        """Seconds [k, requests + 1] that slot 1 .. k adds where so many requests draft it.
-
-        Requests may draft different lengths: slot j is a pass over those that go that far.
-        """
-        return np.diff(self.table(requests, k), axis=0)
-
     def of(self, lengths: Sequence[int], contexts: Sequence[int]) -> float:
         """Seconds of a call in which request r drafts lengths[r] tokens behind contexts[r] others."""
-        mine = [(k, c) for k, c in zip(lengths, contexts, strict=True) if k > 0]
-        if not mine:
+        ks = [k for k in lengths if k > 0]
+        if not ks:
             return 0.0
-        counts = [sum(k > slot for k, _ in mine) for slot in range(max(k for k, _ in mine))]
-        slots = self.slots(len(mine), len(counts))
-        extra = self.context.at([c for _, c in mine])
-        rows = extra.row @ np.array([k for k, _ in mine], dtype=np.float64)
-        return float(slots[range(len(counts)), counts].sum() + extra.request.sum() + rows)
+        ascending = sorted(ks)
+        counts = [len(ks) - bisect_right(ascending, slot) for slot in range(ascending[-1])]  # that go on to each slot
+        seconds = self.slots(len(ks), len(counts))[range(len(counts)), counts].sum()
+        extra = self.context.at([context for k, context in zip(lengths, contexts, strict=True) if k > 0])
+        return float(seconds + extra.request.sum() + extra.row @ np.array(ks, dtype=np.float64))
 
 
 @dataclass(frozen=True)

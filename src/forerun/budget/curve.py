@@ -6,6 +6,7 @@ float32), so nothing here assumes a shape beyond "more is never cheaper".
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,8 +78,8 @@ class CostCurve:
 
     def scaled(self, factors: Sequence[float]) -> CostCurve:
         """Each point times its own factor, and never falling again."""
-        seconds = np.maximum.accumulate([s * f for s, f in zip(self.seconds, factors, strict=True)])
-        return CostCurve(self.counts, tuple(map(float, seconds)))
+        scaled = (s * f for s, f in zip(self.seconds, factors, strict=True))
+        return CostCurve(self.counts, tuple(itertools.accumulate(scaled, max)))
 
     def nearest(self, count: int) -> int:
         """Index of the measured point nearest to a count, by ratio."""

@@ -7,8 +7,9 @@ its anchor will read the same noise again: a budget that knew its confidences wo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -58,29 +59,36 @@ class Estimate(NamedTuple):
 
 @dataclass(slots=True)
 class _Counts:
-    """Discounted counts by position: rounds that reached it, and of these, rounds that accepted it."""
+    """Discounted counts: by position rounds that reached it, and of these, rounds that accepted it; lookups."""
 
-    reached: FloatArray
-    accepted: FloatArray
+    fade: float
+    """What is left of each after one more."""
+    reached: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
+    lookups: float = 0.0
+    matches: float = 0.0
 
-    @classmethod
-    def empty(cls) -> _Counts:
-        return cls(np.zeros(0), np.zeros(0))
+    def add(self, reached: Sequence[float], accepted: Sequence[float]) -> None:
+        self.reached = _faded(self.reached, reached, self.fade)
+        self.accepted = _faded(self.accepted, accepted, self.fade)
 
-    def add(self, reached: FloatArray, accepted: FloatArray, memory: float) -> None:
-        size, fade = len(reached), 1 - 1 / memory
-        if len(self.reached) < size:
-            self.reached, self.accepted = _padded(self.reached, size), _padded(self.accepted, size)
-        for mine, more in ((self.reached, reached), (self.accepted, accepted)):  # in place: at every round
-            mine *= fade
-            mine[:size] += more
+    def look(self, matched: bool) -> None:
+        self.lookups = self.lookups * self.fade + 1
+        self.matches = self.matches * self.fade + matched
 
 
-def _padded(values: FloatArray, size: int) -> FloatArray:
+def _faded(values: Sequence[float], more: Sequence[float], fade: float) -> list[float]:
+    """`more` on top of what is left of `values`, each of any length."""
+    return [value * fade + new for value, new in itertools.zip_longest(values, more, fillvalue=0.0)]
+
+
+def _padded(values: list[float], size: int) -> list[float]:
     """[size]: cut, or with zeros behind."""
-    out = np.zeros(size)
-    out[: min(size, len(values))] = values[:size]
-    return out
+    return values if len(values) == size else [*values[:size], *[0.0] * (size - len(values))]
+
+
+NOTHING = _Counts(1.0)
+"""Of a request or drafter that has shown nothing."""
 
 
 class AcceptanceHistory:
@@ -104,8 +112,6 @@ class AcceptanceHistory:
         self._shared: dict[str, _Counts] = {}
         self._own: dict[tuple[str, int], _Counts] = {}
         self._rounds: dict[str, int] = {}
-        self._lookups: dict[str, tuple[float, float]] = {}  # drafter -> discounted lookups, matches
-        self._own_lookups: dict[tuple[str, int], tuple[float, float]] = {}
         self.entries = 0
         """Made so far: while this stays the same, so do the answers."""
 
@@ -114,26 +120,30 @@ class AcceptanceHistory:
     def record(self, drafter: str, request_id: int, outcome: Outcome) -> None:
         """A round in which this drafter had something to propose and that reached its verdict."""
         reached, accepted = _credit(outcome)
-        self._shared.setdefault(drafter, _Counts.empty()).add(reached, accepted, SHARED_MEMORY)
-        self._own.setdefault((drafter, request_id), _Counts.empty()).add(reached, accepted, OWN_MEMORY)
+        for counts in self._counts(drafter, request_id):
+            counts.add(reached, accepted)
+            counts.look(matched=True)
         self._rounds[drafter] = self._rounds.get(drafter, 0) + (outcome.verified > 0)
-        self._look(drafter, request_id, matched=True)
 
     def record_miss(self, drafter: str, request_id: int) -> None:
         """A round in which this drafter was asked and had nothing to propose (an n-gram without a match)."""
-        self._look(drafter, request_id, matched=False)
+        for counts in self._counts(drafter, request_id):
+            counts.look(matched=False)
 
-    def _look(self, drafter: str, request_id: int, matched: bool) -> None:
+    def _counts(self, drafter: str, request_id: int) -> tuple[_Counts, _Counts]:
+        """The shared ones and the request's own, for an entry."""
         self.entries += 1
-        self._lookups[drafter] = _faded(self._lookups.get(drafter, (0.0, 0.0)), matched, SHARED_MEMORY)
-        key = drafter, request_id
-        self._own_lookups[key] = _faded(self._own_lookups.get(key, (0.0, 0.0)), matched, OWN_MEMORY)
+        shared, own = self._shared.get(drafter), self._own.get((drafter, request_id))
+        if shared is None:
+            shared = self._shared[drafter] = _Counts(1 - 1 / SHARED_MEMORY)
+        if own is None:
+            own = self._own[drafter, request_id] = _Counts(1 - 1 / OWN_MEMORY)
+        return shared, own
 
     def forget(self, request_id: int) -> None:
         """The request is gone; what it has shown stays in the shared counts."""
-        for store in (self._own, self._own_lookups):
-            for key in [key for key in store if key[1] == request_id]:
-                del store[key]
+        for key in [key for key in self._own if key[1] == request_id]:
+            del self._own[key]
 
     # --------------------------------------------------------------------------------------------------------- answers
 
@@ -141,41 +151,47 @@ class AcceptanceHistory:
         """Rounds of this drafter so far in which something was verified, over all requests."""
         return self._rounds.get(drafter, 0)
 
-    def own_rounds(self, drafter: str, request_id: int) -> float:
-        """Weight of what this request itself has shown."""
-        counts = self._own.get((drafter, request_id))
-        return float(counts.reached[0]) if counts is not None and len(counts.reached) else 0.0
+    def own_rounds(self, drafter: str, request_ids: Sequence[int]) -> FloatArray:
+        """[R] weight of what these requests themselves have shown."""
+        return np.array([sum(own.reached[:1]) for own in self._own_counts(drafter, request_ids)], dtype=np.float64)
 
     def match_rate(self, drafter: str, request_id: int) -> float:
         """Chance that the drafter has anything to propose when it is asked."""
-        asked, matched = self._lookups.get(drafter, (0.0, 0.0))
-        shared = (matched + PRIOR) / (asked + PRIOR)
-        asked, matched = self._own_lookups.get((drafter, request_id), (0.0, 0.0))
-        return (matched + SHARED_PRIOR * shared) / (asked + SHARED_PRIOR)
+        return float(self.match_rates(drafter, [request_id])[0])
+
+    def match_rates(self, drafter: str, request_ids: Sequence[int]) -> FloatArray:
+        """[R] the same for several requests."""
+        shared = self._shared.get(drafter, NOTHING)
+        credit = SHARED_PRIOR * ((shared.matches + PRIOR) / (shared.lookups + PRIOR))
+        counts = self._own_counts(drafter, request_ids)
+        return np.array([(own.matches + credit) / (own.lookups + SHARED_PRIOR) for own in counts], dtype=np.float64)
+
+    def _own_counts(self, drafter: str, request_ids: Sequence[int]) -> list[_Counts]:
+        return [self._own.get((drafter, request), NOTHING) for request in request_ids]
 
     def acceptance(self, drafter: str, k: int) -> tuple[FloatArray, FloatArray]:
         """Shared conditional acceptance [k] by position, and the rounds [k] it rests on, priors included."""
-        counts = self._shared.get(drafter) or _Counts.empty()
+        counts = self._shared.get(drafter, NOTHING)
         reached, accepted = _padded(counts.reached, k), _padded(counts.accepted, k)
         prior = self._priors.get(drafter, [])
         credit, weight = (prior[0], CARD_PRIOR) if prior else (ACCEPTANCE, PRIOR)
-        pooled = float((counts.accepted.sum() + weight * credit) / (counts.reached.sum() + weight))
+        pooled = float((np.array(counts.accepted).sum() + weight * credit) / (np.array(counts.reached).sum() + weight))
         # A card says how acceptance falls from one position to the next; without one it does not.
         falls = [1.0 if j == 0 or j >= len(prior) else prior[j] / max(prior[j - 1], 1e-9) for j in range(k)]
-        mean, before = np.zeros(k), pooled
-        for j in range(k):
-            before = (accepted[j] + NEIGHBOUR_PRIOR * min(1.0, before * falls[j])) / (reached[j] + NEIGHBOUR_PRIOR)
-            mean[j] = before
-        return mean, reached + weight
+        mean, before = [], pooled
+        for taken, came, fall in zip(accepted, reached, falls, strict=True):
+            before = (taken + NEIGHBOUR_PRIOR * min(1.0, before * fall)) / (came + NEIGHBOUR_PRIOR)
+            mean.append(before)
+        return np.array(mean), np.array(reached) + weight
 
     def survival(self, drafter: str, request_ids: Sequence[int], k: int) -> FloatArray:
         """Expected survival [R, k]: that tokens 1 .. j of a proposal are accepted, for these requests."""
         shared, rounds = self.acceptance(drafter, k)
         doubt = np.sqrt(shared * (1 - shared) / (rounds + NEIGHBOUR_PRIOR)) * OPTIMISM / (OPTIMISM + rounds)
         shared = np.minimum(1.0, shared + doubt)
-        counts = [self._own.get((drafter, request)) or _Counts.empty() for request in request_ids]
-        reached = np.array([_padded(c.reached, k) for c in counts]).reshape(len(counts), k)
-        accepted = np.array([_padded(c.accepted, k) for c in counts]).reshape(len(counts), k)
+        counts = self._own_counts(drafter, request_ids)
+        reached = np.array([_padded(own.reached, k) for own in counts]).reshape(len(counts), k)
+        accepted = np.array([_padded(own.accepted, k) for own in counts]).reshape(len(counts), k)
         return np.multiply.accumulate((accepted + SHARED_PRIOR * shared) / (reached + SHARED_PRIOR), axis=1)
 
     def estimate(self, drafter: str, k: int) -> Estimate:
@@ -191,26 +207,19 @@ class AcceptanceHistory:
         return Estimate(mean, mean * np.exp(-spread), np.minimum(1.0, mean * np.exp(spread)))
 
 
-def _credit(outcome: Outcome) -> tuple[FloatArray, FloatArray]:
+def _credit(outcome: Outcome) -> tuple[list[float], list[float]]:
     """(reached, accepted) by position, of one round: counted where verified, expected behind that."""
     verified, kept = outcome.verified, outcome.accepted
     assert 0 <= kept <= verified, outcome
-    size = max(verified, len(outcome.confidence))
-    reached, accepted = np.zeros(size), np.zeros(size)
-    reached[: min(kept + 1, verified)] = 1.0
-    accepted[:kept] = 1.0
+    reached, accepted = [1.0] * min(kept + 1, verified), [1.0] * kept
     if kept == verified:
         alive = 1.0
         for j in range(verified, len(outcome.confidence)):
-            reached[j] = alive * outcome.trust[j]
+            reached.append(alive * outcome.trust[j])
             alive *= outcome.confidence[j]
-            accepted[j] = alive * outcome.trust[j]
-    return reached, accepted
-
-
-def _faded(pair: tuple[float, float], matched: bool, memory: float) -> tuple[float, float]:
-    fade = 1 - 1 / memory
-    return pair[0] * fade + 1, pair[1] * fade + matched
+            accepted.append(alive * outcome.trust[j])
+    size = max(verified, len(outcome.confidence))
+    return _padded(reached, size), _padded(accepted, size)
 
 
 __all__ = ["AcceptanceHistory", "Estimate", "Outcome"]

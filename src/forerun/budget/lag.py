@@ -6,6 +6,8 @@ Only rounds that reached a verdict are kept.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,8 +26,9 @@ class Expected(NamedTuple):
     """What a row of the current step may draft."""
 
     request_id: int
-    drafter: str
-    survival: FloatArray
+    drafter: str | None
+    """None: it has no draft."""
+    survival: Sequence[float]
     """[planned] by the history."""
 
 
@@ -33,13 +36,12 @@ class PastRounds:
     """The last survivals of each request with each drafter."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, dict[str, deque[FloatArray]]] = {}
+        self._kept: dict[int, dict[str | None, deque[list[float]]]] = {}
 
     def record(self, request_id: int, drafter: str, confidence: Sequence[float]) -> None:
         """The calibrated confidences of a draft that got its verdict, whatever of it was verified."""
-        survival: FloatArray = np.multiply.accumulate(np.array(confidence, dtype=np.float64))
         own = self._kept.setdefault(request_id, {})
-        own.setdefault(drafter, deque(maxlen=ROUNDS)).appendleft(survival)
+        own.setdefault(drafter, deque(maxlen=ROUNDS)).appendleft([*itertools.accumulate(confidence, operator.mul)])
 
     def forget(self, request_id: int) -> None:
         self._kept.pop(request_id, None)
@@ -51,26 +53,25 @@ class PastRounds:
         current plan it goes on as the history expects.
         """
         width = max((len(row.survival) for row in rows), default=0)
-        rounds = max(1, min(ROUNDS, SAMPLES // max(1, len(rows))))
-        out = np.zeros((rounds, len(rows), width))
-        for r, row in enumerate(rows):
-            seen = self._kept.get(row.request_id, {}).get(row.drafter, ())
-            kept = [_extended(s, row.survival) for s in seen] or [row.survival]
-            for i in range(rounds):
-                out[i, r, : len(row.survival)] = kept[i % len(kept)]
-        return out
+        rounds, nothing = max(1, min(ROUNDS, SAMPLES // max(1, len(rows)))), [0.0] * width
+        out = []
+        for request, drafter, expected in rows:
+            seen = itertools.islice(self._kept.get(request, {}).get(drafter, ()), rounds)
+            behind = nothing[len(expected) :]
+            kept = [[*_extended(survival, expected), *behind] for survival in seen] or [[*expected, *behind]]
+            out.append((kept * rounds)[:rounds])
+        return np.array(out, dtype=np.float64).reshape(len(rows), rounds, width).swapaxes(0, 1)
 
 
-def _extended(seen: FloatArray, expected: FloatArray) -> FloatArray:
+def _extended(seen: Sequence[float], expected: Sequence[float]) -> Sequence[float]:
     """[len(expected)] the survivals seen, continued in proportion to the expected ones."""
-    size = len(expected)
-    if len(seen) >= size:
+    have, size = len(seen), len(expected)
+    if have >= size:
         return seen[:size]
-    if len(seen) == 0:
+    if have == 0:
         return expected
-    at = expected[len(seen) - 1]
-    ratio = expected[len(seen) :] / at if at > 0 else np.zeros(size - len(seen))
-    return np.concatenate((seen, seen[-1] * ratio))
+    last, at = seen[-1], expected[have - 1]
+    return [*seen, *(last * (later / at if at > 0 else 0.0) for later in expected[have:])]
 
 
 __all__ = ["Expected", "PastRounds"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 
 STEP = 0.5
 """First step of the stochastic gradient, in logits per unit of error; it falls with 1 / sqrt(verdicts)."""
@@ -32,22 +33,25 @@ class OnlineCalibration:
         self._shared: defaultdict[str, float] = defaultdict(float)
         self._own: defaultdict[tuple[str, int], float] = defaultdict(float)
         self._verdicts: defaultdict[tuple[str, int], int] = defaultdict(int)
-        self._factors: dict[tuple[str, int], float] = {}
+        self._factors: defaultdict[str, list[float]] = defaultdict(list)
+        """On the odds, from position 1: kept until the next verdict."""
 
     def apply(self, drafter: str, position: int, confidence: float) -> float:
         """The corrected confidence of this position (from 1); unchanged, to the bit, before any verdict."""
-        factor = self._factors.get((drafter, position)) or self._factor(drafter, position)
-        if factor == 1.0 or math.isnan(confidence):
-            return confidence
-        inside = min(max(confidence, EDGE), 1 - EDGE)  # a saturated one counts as one at its edge
-        odds = inside / (1 - inside) * factor
-        return odds / (1 + odds)
+        return _corrected(confidence, self._factors_to(drafter, position)[position - 1])
+
+    def apply_all(self, drafter: str, confidence: Sequence[float]) -> list[float]:
+        """The same of positions 1 .. ."""
+        return [*map(_corrected, confidence, self._factors_to(drafter, len(confidence)))]
+
+    def _factors_to(self, drafter: str, position: int) -> list[float]:
+        factors = self._factors[drafter]
+        while len(factors) < position:
+            factors.append(self._factor(drafter, len(factors) + 1))
+        return factors
 
     def _factor(self, drafter: str, position: int) -> float:
-        """On the odds; the same until the next verdict."""
-        factor = math.exp(_bounded(self._shared[drafter] + self._own[drafter, position]))
-        self._factors[drafter, position] = factor
-        return factor
+        return math.exp(_bounded(self._shared[drafter] + self._own[drafter, position]))
 
     def record(self, drafter: str, position: int, confidence: float, accepted: bool) -> None:
         """The verdict on a position whose predecessors were all accepted; `confidence` as the drafter gave it."""
@@ -56,19 +60,28 @@ class OnlineCalibration:
         key = drafter, position
         self._verdicts[key] += 1
         step = max(SMALLEST_STEP, STEP / math.sqrt(self._verdicts[key])) / 2
-        error = float(accepted) - self.apply(drafter, position, confidence)
+        error = float(accepted) - _corrected(confidence, self._factor(drafter, position))
         self._shared[drafter] = _bounded(self._shared[drafter] + step * error)
         self._own[key] = _bounded(self._own[key] + step * error)
-        self._factors.clear()
+        self._factors.pop(drafter, None)
 
-    def trust(self, drafter: str, position: int) -> float:
-        """How far a corrected confidence of this position may stand in for a verdict, in [0, 1)."""
-        seen = self._verdicts[drafter, position]
-        return seen / (seen + TRUSTED)
+    def trust(self, drafter: str, count: int) -> list[float]:
+        """[count] how far corrected confidences of positions 1 .. may stand in for a verdict, in [0, 1)."""
+        seen = [self._verdicts[drafter, k] for k in range(1, count + 1)]
+        return [n / (n + TRUSTED) for n in seen]
+
+
+def _corrected(confidence: float, factor: float) -> float:
+    if factor == 1.0 or confidence != confidence:  # NaN stays
+        return confidence
+    # A saturated one counts as one at its edge.
+    inside = confidence if EDGE < confidence < 1 - EDGE else min(max(confidence, EDGE), 1 - EDGE)
+    odds = inside / (1 - inside) * factor
+    return odds / (1 + odds)
 
 
 def _bounded(shift: float) -> float:
-    return max(-MOST, min(MOST, shift))
+    return shift if -MOST < shift < MOST else math.copysign(MOST, shift)
 
 
 __all__ = ["OnlineCalibration"]

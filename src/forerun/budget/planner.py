@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+
+import numpy as np
 
 from forerun.budget.assignment import Assignment, assign
 from forerun.budget.bypass import (
@@ -13,6 +14,7 @@ from forerun.budget.bypass import (
     MIN_PREDICTED_GAIN,
     PROBING_SHARE,
     Gate,
+    Gates,
     Reason,
     StateKeeper,
 )
@@ -21,7 +23,7 @@ from forerun.budget.planning import Ask, Choice, Load, Option, Plan
 from forerun.budget.policy import Policy, check_policy
 from forerun.budget.probing import Current, Prober
 from forerun.budget.profile import Profile
-from forerun.budget.selection import Promise, evidence, order, promises, why_not
+from forerun.budget.selection import BoolArray, IntArray, Preference, Promises, evidence, promises, why_not
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,8 @@ class SchedulerOptions:
         check_policy(self.policy)
 
 
-Promised = dict[int, list[Promise]]
-"""By request, in the order of its options."""
-Usable = dict[int, tuple[Option, ...]]
-"""By request, the options whose drafters have their state of it or can get it back."""
-Reasons = dict[int, Reason | None]
-"""By request, why it came without options."""
+Wishes = dict[int, tuple[tuple[Option, ...], Reason | None]]
+"""By request: options whose drafters have their state of it or can get it back, and why it came without any."""
 
 REPLAN = 8
 """Steps for which an answer is kept while the question stays the same: planning costs time as well."""
@@ -52,17 +50,30 @@ REPLAN_CONTEXT = 64
 
 
 @dataclass(slots=True)
+class _Question:
+    """What a decision is made for, besides contexts and history."""
+
+    load: Load
+    profile: Profile
+    wishes: Wishes
+
+    def same_as(self, other: _Question) -> bool:
+        return self.load == other.load and self.profile is other.profile and self.wishes == other.wishes
+
+
+@dataclass(slots=True)
 class _Answer:
     """The last decision and what it was for."""
 
-    load: Load
-    profile: Profile | None
-    usable: Usable
-    given: Reasons
+    question: _Question
     contexts: dict[int, int]
     plans: dict[int, Plan]
-    promised: Promised
-    entries: int = 0
+    promised: Promises
+    drafting: IntArray
+    """[R] first drafter of each request, by its place among the promises; -1: it does not draft."""
+    draft_rows: int
+    """Planned for all of them."""
+    entries: int
     """Of the history, when it was given."""
     age: int = 0
 
@@ -75,120 +86,139 @@ class Planner:
         self._history = history
         self._keeper = StateKeeper(options.drop_after)
         self._prober = Prober(options.min_predicted_gain, options.probing_share)
-        self._batch_gate = self._gate()
-        self._gates: dict[int, Gate] = {}
+        self._batch_gate = Gate(options.min_predicted_gain, options.hysteresis)
+        self._gates = Gates(options.min_predicted_gain, options.hysteresis)
         self._in_use: dict[int, str] = {}  # request -> first drafter of its last plan
         self._last_in_use: str | None = None
         self._released: dict[int, set[str]] = {}
-        self._answer = _Answer(Load(0), None, {}, {}, {}, {}, {})
+        self._answer: _Answer | None = None
 
-    def _gate(self) -> Gate:
-        return Gate(self._options.min_predicted_gain, self._options.hysteresis)
-
-    def plan(self, asks: Sequence[Ask], load: Load, profile: Profile) -> tuple[list[Plan], Promised]:
+    def plan(self, asks: Sequence[Ask], load: Load, profile: Profile) -> tuple[list[Plan], Promises | None]:
         """A plan for each request, and what every drafter promised it."""
         if not asks:
-            return [], {}
-        usable = {a.request_id: tuple(o for o in a.options if self._usable(a, o, profile)) for a in asks}
-        if not self._answer_holds(asks, usable, load, profile):
-            self._answer = self._decide(asks, usable, load, profile)
-        answer = self._answer
+            return [], None
+        usable, answer = self._usable(asks, profile), self._answer
+        question = _Question(load, profile, {ask.request_id: (ask.options, ask.reason) for ask in usable})
+        if answer is None or not self._holds(answer, question, asks):
+            answer = self._answer = self._decide(asks, usable, question)
         answer.age += 1
         plans = {ask.request_id: answer.plans[ask.request_id] for ask in asks}
-        for ask in asks:
-            release = self._newly_dropped(ask, profile)
-            if release:
-                plans[ask.request_id] = replace(plans[ask.request_id], release=release)
-        self._probe(plans, answer.promised, load, {ask.request_id: ask.context for ask in asks}, profile)
+        for request, release in self._newly_dropped(asks, profile):
+            plans[request] = replace(plans[request], release=release)
+        self._probe(plans, answer, {ask.request_id: ask.context for ask in asks})
         return list(plans.values()), answer.promised
 
-    def _answer_holds(self, asks: Sequence[Ask], usable: Usable, load: Load, profile: Profile) -> bool:
+    def _holds(self, last: _Answer, question: _Question, asks: Sequence[Ask]) -> bool:
         """Whether the last answer is still good: the same question, and history had no time to change much."""
-        last = self._answer
         fresh = last.age < REPLAN or last.entries == self._history.entries
-        same = fresh and last.load == load and last.profile is profile and last.usable == usable
-        same = same and last.given == {ask.request_id: ask.reason for ask in asks}
-        return same and all(0 <= ask.context - last.contexts[ask.request_id] < REPLAN_CONTEXT for ask in asks)
+        if not (fresh and last.question.same_as(question)):
+            return False
+        return all(0 <= ask.context - last.contexts[ask.request_id] < REPLAN_CONTEXT for ask in asks)
 
-    def _decide(self, asks: Sequence[Ask], usable: Usable, load: Load, profile: Profile) -> _Answer:
-        minimum = self._options.min_predicted_gain
-        known = evidence([replace(ask, options=usable[ask.request_id]) for ask in asks], self._history)
-        promised = promises(known, load, profile)
-        opened = {request for request, own in promised.items() if self._pays(request, own)}
-        reasons = why_not(known, promised.keys() - opened, profile, minimum) if opened != promised.keys() else {}
-        best = assign(asks, load, profile, partial(self._chain, promised, opened), self._last_in_use)
-        paying = bool(opened) and self._batch_pays(best, load)
-        plans = {}
-        for ask in asks:
-            request = ask.request_id
-            chosen = [(p, k) for p, k in zip(best.chains[request], best.lengths[request], strict=True) if k > 0]
-            drafts = paying and chosen
-            plans[request] = self._drafting(request, chosen) if drafts else self._plain(ask, promised, reasons)
-        given = {ask.request_id: ask.reason for ask in asks}
-        contexts = {ask.request_id: ask.context for ask in asks}
-        return _Answer(load, profile, usable, given, contexts, plans, promised, self._history.entries)
+    def _decide(self, asks: Sequence[Ask], usable: Sequence[Ask], question: _Question) -> _Answer:
+        load, profile = question.load, question.profile
+        requests, contexts = [ask.request_id for ask in asks], [ask.context for ask in asks]
+        known = evidence(usable, self._history)
+        promised = promises(requests, known, load, profile)
+        opened = self._gates.update(requests, promised.gain.max(axis=0, initial=-np.inf), promised.offered_any)
+        best = None
+        if opened.any():
+            preference = self._preference(promised)
+            best = assign(promised, contexts, opened, preference, load, profile, self._last_in_use)
+        lengths = np.zeros((1, len(asks)), dtype=np.int64)
+        plans: dict[int, Plan] = {}
+        drafting = np.full(len(asks), -1)
+        if best is not None and self._batch_pays(best, load):
+            lengths = best.lengths
+            plans, drafting = self._drafting(promised, best)
+        if len(plans) < len(asks):
+            reasons = self._why_not(asks, promised, opened, profile)
+            plans |= {r: Plan(r, reason=why) for r, why in zip(requests, reasons, strict=True) if r not in plans}
+        where, rows = dict(zip(requests, contexts, strict=True)), int(lengths.max(axis=0).sum())
+        return _Answer(question, where, plans, promised, drafting, rows, self._history.entries)
 
     # ------------------------------------------------------------------------------------------- drafters and their K
 
-    def _pays(self, request_id: int, promised: Sequence[Promise]) -> bool:
-        """The request's own gate."""
-        gate = self._gates.setdefault(request_id, self._gate())
-        return gate.update(max(promise.gain for promise in promised))
+    def _preference(self, promised: Promises) -> Preference:
+        names = {name: i for i, name in enumerate(promised.drafters)}
+        current = np.array([names.get(self._in_use.get(request, ""), -1) for request in promised.requests])
+        return Preference(self._options.min_predicted_gain, current, self._options.hysteresis)
 
     def _batch_pays(self, best: Assignment, load: Load) -> bool:
         """The gain of the step is asked of the requests that draft, so that one of many may draft alone."""
         return self._batch_gate.update(best.gain * load.requests / best.drafting if best.drafting else 0.0)
 
-    def _chain(self, promised: Promised, opened: Set[int], request_id: int, without: Collection[str]) -> list[Promise]:
-        """Drafters to ask, best first; none while the request's gate is closed."""
-        if request_id not in opened:
-            return []
-        left = [promise for promise in promised[request_id] if promise.drafter not in without]
-        options = self._options
-        return order(left, options.min_predicted_gain, self._in_use.get(request_id), options.hysteresis)
+    def _drafting(self, promised: Promises, best: Assignment) -> tuple[dict[int, Plan], IntArray]:
+        """Plans of the requests that draft, and [R] their first drafters, by place; -1: it does not draft."""
+        drafts, requests = best.lengths > 0, np.arange(len(promised.requests))
+        place = np.argmax(drafts, axis=0)
+        first = np.where(drafts.any(axis=0), best.order[place, requests], -1)
+        gains = promised.gain[first, requests].tolist()
+        asked = zip(*best.order.tolist(), *best.lengths.tolist(), strict=True)  # of each request: drafters, then K
+        plans, known = {}, {}  # few requests ask for what no other does
+        for request, i, gain, key in zip(promised.requests, first.tolist(), gains, asked, strict=True):
+            if i >= 0:
+                if key not in known:
+                    known[key] = _choices(promised.drafters, key)
+                plans[request] = Plan(request, known[key], gain=gain)
+                self._in_use[request] = self._last_in_use = promised.drafters[i]
+        return plans, first
 
-    def _drafting(self, request: int, chosen: Sequence[tuple[Promise, int]]) -> Plan:
-        self._in_use[request] = self._last_in_use = chosen[0][0].drafter
-        return Plan(request, tuple(Choice(promise.drafter, k) for promise, k in chosen), gain=chosen[0][0].gain)
-
-    def _plain(self, ask: Ask, promised: Mapping[int, Sequence[Promise]], reasons: Mapping[int, Reason]) -> Plan:
-        if not ask.options:
-            return Plan(ask.request_id, reason=ask.reason or Reason.REQUEST)
-        if ask.request_id not in promised:
-            return Plan(ask.request_id, reason=Reason.STATE_DROPPED)
-        return Plan(ask.request_id, reason=reasons.get(ask.request_id, Reason.BATCH))
+    def _why_not(self, asks: Sequence[Ask], promised: Promises, opened: BoolArray, profile: Profile) -> list[Reason]:
+        """[R] why a request does not draft, if it does not."""
+        closed = promised.offered_any & ~opened
+        reasons = why_not(closed, promised.known, profile, self._options.min_predicted_gain)
+        for i in np.flatnonzero(~closed).tolist():
+            if not asks[i].options:
+                reasons[i] = asks[i].reason or Reason.REQUEST
+            else:
+                reasons[i] = Reason.BATCH if opened[i] else Reason.STATE_DROPPED
+        return reasons
 
     # ------------------------------------------------------------------------------------------------- drafters' states
 
-    def _usable(self, ask: Ask, option: Option, profile: Profile) -> bool:
-        """Whether the drafter has, or can get back, its state of the request."""
-        return option.rebuilds or not self._is_dropped(ask.request_id, option.drafter, profile)
+    def _usable(self, asks: Sequence[Ask], profile: Profile) -> Sequence[Ask]:
+        """With the options whose drafters have, or can get back, their state of the request."""
+        if not self._keeper.any_dropped:
+            return asks
+        left = [
+            tuple(o for o in ask.options if o.rebuilds or not self._is_dropped(ask.request_id, o.drafter, profile))
+            for ask in asks
+        ]
+        return [replace(ask, options=options) for ask, options in zip(asks, left, strict=True)]
 
     def _is_dropped(self, request_id: int, drafter: str, profile: Profile) -> bool:
         return self._keeper.is_dropped(request_id, drafter) and profile.drafts[drafter].follow > 0
 
-    def _newly_dropped(self, ask: Ask, profile: Profile) -> tuple[str, ...]:
-        """Drafters whose state of this request goes now; each is named once."""
-        dropped = {o.drafter for o in ask.options if self._is_dropped(ask.request_id, o.drafter, profile)}
-        new = dropped - self._released.get(ask.request_id, set())
-        self._released[ask.request_id] = dropped
-        return tuple(sorted(new))
+    def _newly_dropped(self, asks: Sequence[Ask], profile: Profile) -> list[tuple[int, tuple[str, ...]]]:
+        """Requests with the drafters whose state of them goes now; each is named once."""
+        if not self._keeper.any_dropped:
+            self._released.clear()
+            return []
+        found = []
+        for ask in asks:
+            request = ask.request_id
+            dropped = {o.drafter for o in ask.options if self._is_dropped(request, o.drafter, profile)}
+            new = dropped - self._released.get(request, set())
+            self._released[request] = dropped
+            if new:
+                found.append((request, tuple(sorted(new))))
+        return found
 
     # ---------------------------------------------------------------------------------------------------------- probing
 
-    def _probe(
-        self, plans: dict[int, Plan], promised: Promised, load: Load, contexts: dict[int, int], profile: Profile
-    ) -> None:
+    def _probe(self, plans: dict[int, Plan], answer: _Answer, contexts: dict[int, int]) -> None:
         """Lets at most one request draft to learn, and books the step's time."""
-        drafting = {request: plan.choices[0].drafter for request, plan in plans.items() if plan.choices}
-        current = Current(load, contexts, drafting, sum(plan.k for plan in plans.values()))
-        probe = self._prober.pick(current, promised, profile, self._history)
+        load, profile, promised = answer.question.load, answer.question.profile, answer.promised
+        where = [contexts[request] for request in promised.requests]
+        current = Current(load, promised, where, answer.drafting, answer.draft_rows)
+        probe = self._prober.pick(current, profile, self._history)
         if probe is not None:
-            gain = next(p.gain for p in promised[probe.request_id] if p.drafter == probe.drafter)
-            choices = (Choice(probe.drafter, probe.length),)
-            plan = plans[probe.request_id]
-            plans[probe.request_id] = replace(plan, choices=choices, reason=None, gain=gain, probe=True)
-        mean = sum(contexts.values()) / len(contexts) if contexts else 0.0
+            promise = promised.of(probe.request_id, probe.drafter)
+            assert promise is not None
+            plan, choices = plans[probe.request_id], (Choice(probe.drafter, probe.length),)
+            plans[probe.request_id] = replace(plan, choices=choices, reason=None, gain=promise.gain, probe=True)
+        mean = sum(where) / len(where)
         self._prober.earn(profile.verify(load.requests, load.other_rows + load.requests, mean))
 
     # ------------------------------------------------------------------------------------------------------------ books
@@ -207,9 +237,15 @@ class Planner:
 
     def forget(self, request_id: int) -> None:
         self._keeper.forget(request_id)
-        self._gates.pop(request_id, None)
+        self._gates.forget(request_id)
         self._in_use.pop(request_id, None)
         self._released.pop(request_id, None)
 
 
-__all__ = ["Planner", "Promised", "SchedulerOptions"]
+def _choices(names: Sequence[str], asked: Sequence[int]) -> tuple[Choice, ...]:
+    """Of the drafters that are asked for any tokens; `asked` are their places, then K of each."""
+    half = len(asked) // 2
+    return tuple(Choice(names[i], k) for i, k in zip(asked[:half], asked[half:], strict=True) if k > 0)
+
+
+__all__ = ["Planner", "SchedulerOptions"]

@@ -20,8 +20,7 @@ from forerun.budget.curve import FloatArray
 from forerun.budget.prefix import Ranking, best_count, lengths
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """A drafter that may propose for a request now."""
 
     drafter: str
@@ -48,8 +47,7 @@ class Ask:
     """The conditions its confidences are calibrated under."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """Ask this drafter for at most k tokens."""
 
     drafter: str
@@ -92,6 +90,8 @@ class Load(NamedTuple):
 
     def prefill_seconds(self, verify: VerifyCost) -> float:
         """What the prefill adds to a plain step: no cost of decoding. A draft row costs what it does beside it."""
+        if not self.prefill_rows:
+            return 0.0
         rows = self.other_rows + self.requests
         return verify.tokens(rows) - verify.tokens(rows - self.prefill_rows)
 
@@ -121,7 +121,7 @@ def outlook(
     load: Load,
     costs: Costs,
     survival: FloatArray,
-    most: Sequence[int],
+    most: Sequence[int] | NDArray[np.int64],
     contexts: Sequence[int],
     match: FloatArray | None = None,
     reach: float = 1.0,
@@ -143,7 +143,7 @@ def outlook(
     rows = np.arange(k + 1, dtype=np.float64)
     requests = max(load.requests, 1)
     asked = _at_once(requests, reach)
-    drafting = _at_once(requests, reach * float(chance.mean()) if count else 1.0)
+    drafting = _at_once(requests, reach * float(chance.sum()) / count if count else 1.0)
     calls = costs.draft.table(requests, k)[:, round(asked)] / asked  # [K + 1]
     passes = costs.verify.tokens.at(load.other_rows + requests + drafting * rows)  # [K + 1]
     passes = passes - load.prefill_seconds(costs.verify)
@@ -152,12 +152,12 @@ def outlook(
     drafts = (calls + far.request[:, None] * (rows > 0) + far.row[:, None] * rows) / chance[:, None]
     verifying = passes + near.request[:, None] + near.row[:, None] * (1 + rows)
     certain = 1 + load.other_tokens / requests
-    tokens = certain + np.concatenate((np.zeros((count, 1)), np.cumsum(survival, axis=1)), axis=1)
+    tokens = np.full((count, k + 1), certain)
+    tokens[:, 1:] += np.add.accumulate(survival, axis=1)
     rate = np.where(rows <= np.asarray(most)[:, None], tokens / (drafts + verifying), -np.inf)
-    length = np.argmax(rate, axis=1)
-    best = np.take_along_axis(rate, length[:, None], axis=1)[:, 0]
-    drafted = np.take_along_axis(tokens, length[:, None], axis=1)[:, 0] - certain
-    return Outlook(length, best / rate[:, 0] - 1, drafts, verifying, rate, drafted)
+    length, each = np.argmax(rate, axis=1), np.arange(count)
+    gain = rate[each, length] / rate[:, 0] - 1
+    return Outlook(length, gain, drafts, verifying, rate, tokens[each, length] - certain)
 
 
 def _at_once(requests: int, chance: float) -> float:
@@ -199,17 +199,19 @@ def probe_length(costs: Costs, load: Load, survival: FloatArray) -> int:
 # ------------------------------------------------------------------------------------------------------------- sharing
 
 
-class Bid(NamedTuple):
-    """A request's wish for draft rows."""
+class Bids(NamedTuple):
+    """The wishes of a step's R requests for draft rows."""
 
-    request_id: int
-    context: int
-    drafter: str | None
-    """None: it does not draft."""
+    requests: Sequence[int]
+    contexts: Sequence[int]
+    names: Sequence[str]
+    """Drafters that may be bid for."""
+    drafter: NDArray[np.int64]
+    """[R] whom a request bids for, by place in `names`; -1: it does not draft."""
     survival: FloatArray
-    """[K] expected; its length is the largest K."""
-    weight: float = 1.0
-    """Share of rounds in which its rows are there: below 1 for a drafter that does not always propose."""
+    """[R, K] expected; 0 beyond the request's largest K, and where it does not draft."""
+    weight: FloatArray
+    """[R] share of rounds in which its rows are there: below 1 for a drafter that does not always propose."""
 
 
 class Shares(NamedTuple):
@@ -220,79 +222,76 @@ class Shares(NamedTuple):
     """Predicted gain of the whole step over plain decoding."""
 
 
-def share(load: Load, verify: VerifyCost, drafts: Mapping[str, DraftCost], bids: Sequence[Bid]) -> Shares:
+def share(load: Load, verify: VerifyCost, drafts: Mapping[str, DraftCost], bids: Bids) -> Shares:
     """Gives draft rows to requests so that the step brings the most tokens per second.
 
     Candidates are taken by expected survival, less what a row behind a longer context costs beyond others, at the rate
     of plain decoding. The best number of them is searched on the measured staircase, draft costs included: every count
     is looked at, so a dear first row does not end the search, and the rows up to a step edge come by themselves.
     """
-    extra = verify.context.at([bid.context for bid in bids])
+    count = len(bids.requests)
+    extra = verify.context.at(bids.contexts)
     plain = verify.tokens(load.other_rows + load.requests - load.prefill_rows)
     plain += float((extra.request + extra.row).sum())
-    rows, positions, survival, charge = _candidates(bids, drafts, extra.row, len(bids) / plain)
-    weight = np.array([bid.weight for bid in bids])[rows]
+    rows, positions, survival, charge = _candidates(bids, drafts, extra.row, count / plain)
+    weight = bids.weight[rows]
     first = load.other_rows + load.requests
     passes = verify.tokens.at(first + _summed(weight)) - verify.tokens(first)
     seconds = plain + passes + _summed(weight * charge)
-    seconds += _drafting(drafts, [bids[r].drafter for r in rows], positions)
+    seconds += _drafting(drafts, bids, rows, positions)
     theta = (load.requests + load.other_tokens + _summed(weight * survival)) / seconds
-    count = best_count(theta)
-    chosen = lengths(Ranking(rows, survival), count, len(bids))
-    return Shares(chosen, float(theta[count] / theta[0] - 1))
+    best = best_count(theta)
+    return Shares(lengths(Ranking(rows, survival), best, count), float(theta[best] / theta[0] - 1))
 
 
 def _summed(values: FloatArray) -> FloatArray:
     """[n + 1] sums of the first 0 .. n."""
-    return np.concatenate(([0.0], np.cumsum(values)))
+    return np.add.accumulate(np.concatenate(([0.0], values)))
 
 
 def _candidates(
-    bids: Sequence[Bid], drafts: Mapping[str, DraftCost], row_extra: FloatArray, rate: float
+    bids: Bids, drafts: Mapping[str, DraftCost], row_extra: FloatArray, rate: float
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], FloatArray, FloatArray]:
     """(row, position, survival, seconds that its context adds) of all candidates, best first."""
-    width = max((len(bid.survival) for bid in bids if bid.drafter is not None), default=0)
-    survival, first, further = np.zeros((len(bids), width)), np.zeros(len(bids)), row_extra.copy()
-    for name in sorted({bid.drafter for bid in bids if bid.drafter is not None}):
-        mine = [r for r, bid in enumerate(bids) if bid.drafter == name]
-        drafting = drafts[name].context.at([bids[r].context for r in mine])
-        first[mine] += drafting.request
-        further[mine] += drafting.row
-        for r in mine:
-            survival[r, : len(bids[r].survival)] = bids[r].survival
-    rows, positions = np.nonzero(survival > 0)
-    key = survival[rows, positions] - rate * further[rows]
-    ids = np.array([bid.request_id for bid in bids], dtype=np.int64)
-    order = np.lexsort((ids[rows], positions, -key))
+    first, further = np.zeros(len(bids.requests)), row_extra.copy()
+    for i, name in enumerate(bids.names):
+        drafting, mine = drafts[name].context.at(bids.contexts), bids.drafter == i
+        first += np.where(mine, drafting.request, 0.0)
+        further += np.where(mine, drafting.row, 0.0)
+    rows, positions = np.nonzero(bids.survival > 0)
+    survival = bids.survival[rows, positions]
+    ids = np.array(bids.requests, dtype=np.int64)
+    order = np.lexsort((ids[rows], positions, rate * further[rows] - survival))
     rows, positions = rows[order], positions[order]
-    return rows, positions, survival[rows, positions], further[rows] + first[rows] * (positions == 0)
+    return rows, positions, survival[order], further[rows] + first[rows] * (positions == 0)
 
 
 def _occurrence(values: NDArray[np.intp]) -> NDArray[np.intp]:
     """[n] how often each value has occurred up to and including its place."""
-    by_value = np.argsort(values, kind="stable")
+    by_value = values.argsort(kind="stable")
     ordered = values[by_value]
     counts = np.empty(len(values), dtype=np.intp)
-    counts[by_value] = np.arange(1, len(values) + 1) - np.searchsorted(ordered, ordered)
+    counts[by_value] = np.arange(1, len(values) + 1) - ordered.searchsorted(ordered)
     return counts
 
 
-def _drafting(drafts: Mapping[str, DraftCost], names: Sequence[str | None], positions: NDArray[np.intp]) -> FloatArray:
+def _drafting(
+    drafts: Mapping[str, DraftCost], bids: Bids, rows: NDArray[np.intp], positions: NDArray[np.intp]
+) -> FloatArray:
     """[n + 1] seconds of all drafting calls once the first 0 .. n candidates are drafted."""
-    seconds = np.zeros(len(positions) + 1)
-    owner = np.array([name or "" for name in names])
-    for name in sorted({name for name in names if name is not None}):
-        mine = np.flatnonzero(owner == name)
-        slot = positions[mine]
-        counts = _occurrence(slot)
-        table = drafts[name].slots(int(counts.max()), int(slot.max()) + 1)
-        seconds[mine + 1] = table[slot, counts] - table[slot, counts - 1]
+    seconds, owner = np.zeros(len(positions) + 1), bids.drafter[rows]
+    for i, name in enumerate(bids.names):
+        (mine,) = (owner == i).nonzero()
+        if len(mine):
+            slot = positions[mine]
+            counts, table = _occurrence(slot), drafts[name].slots(*bids.survival.shape)
+            seconds[mine + 1] = table[slot, counts] - table[slot, counts - 1]
     return np.cumsum(seconds)
 
 
 __all__ = [
     "Ask",
-    "Bid",
+    "Bids",
     "Choice",
     "Forecast",
     "Load",

@@ -14,7 +14,7 @@ exact only where that tells nothing: coupled rows, point masses, confidences bli
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -44,8 +44,7 @@ class Exposure:
         return self.verify_mode == "coupled" or self.point_masses or self.blind
 
 
-@dataclass(frozen=True, slots=True)
-class DraftRow:
+class DraftRow(NamedTuple):
     """What the budget may see of one request's draft. Rows without a draft belong to the batch as well."""
 
     request_id: int
@@ -53,20 +52,11 @@ class DraftRow:
     """K of the plan. The draft may have ended earlier, which may depend on its tokens; the plan does not."""
     confidence: Sequence[float]
     """[drafted] calibrated c_1 .. c_drafted."""
-    exposure: Exposure = field(default_factory=Exposure)
+    exposure: Exposure = Exposure()
     threshold: float = 0.0
     """Verify nothing from the first c_k below it on, whatever the policy; 0 is off."""
     whole: bool = False
     """Verify all of it up to the threshold, whatever the policy: a probe. Its cost is part of the step's base."""
-
-    def __post_init__(self) -> None:
-        assert len(self.confidence) <= self.planned, f"{len(self.confidence)} drafts where {self.planned} were planned"
-
-    @property
-    def until_threshold(self) -> int:
-        """Drafted tokens before the first c_k below the threshold."""
-        low = (k for k, c in enumerate(self.confidence) if not c >= self.threshold)
-        return next(low, len(self.confidence))
 
 
 def check_policy(policy: str, exposures: Sequence[Exposure] = ()) -> None:
@@ -103,9 +93,10 @@ def choose(rows: Sequence[DraftRow], seconds: FloatArray, policy: Policy, past: 
         OptionError: `global` on rows it would bias.
     """
     check_policy(policy, [row.exposure for row in rows if row.confidence])
+    allowed = [_until_threshold(row) for row in rows]
     if policy in ("fixed", "threshold"):
-        return [row.until_threshold for row in rows]
-    candidates = [() if row.whole else row.confidence[: row.until_threshold] for row in rows]
+        return allowed
+    candidates = [() if row.whole else row.confidence[:n] for row, n in zip(rows, allowed, strict=True)]
     ranking = rank(survivals(candidates), [row.request_id for row in rows])
     if policy == "prefix":
         count = scan(len(rows), ranking, seconds)
@@ -114,7 +105,15 @@ def choose(rows: Sequence[DraftRow], seconds: FloatArray, policy: Policy, past: 
     else:
         count = best_count(throughput(len(rows), ranking.survival, seconds))
     chosen = lengths(ranking, count, len(rows))
-    return [row.until_threshold if row.whole else n for row, n in zip(rows, chosen, strict=True)]
+    return [most if row.whole else n for row, most, n in zip(rows, allowed, chosen, strict=True)]
+
+
+def _until_threshold(row: DraftRow) -> int:
+    """Drafted tokens before the first c_k below the threshold."""
+    for k, c in enumerate(row.confidence):
+        if not c >= row.threshold:  # no NaN is
+            return k
+    return len(row.confidence)
 
 
 def lagged_count(rows: Sequence[DraftRow], seconds: FloatArray, past: FloatArray | None) -> int:
@@ -127,8 +126,9 @@ def lagged_count(rows: Sequence[DraftRow], seconds: FloatArray, past: FloatArray
     if past is None:
         return most
     planned = np.array([0 if row.whole else row.planned for row in rows])
-    drafts = np.where(np.arange(past.shape[2]) < planned[:, None], past, 0.0).reshape(len(past), -1)
-    worth = np.cumsum(-np.sort(-drafts, axis=1)[:, :most], axis=1).mean(axis=0)
+    drafts = np.where(np.arange(past.shape[2]) < planned[:, None], -past, 0.0).reshape(len(past), -1)
+    drafts.sort(axis=1)  # negative: best first
+    worth = np.add.accumulate(drafts[:, :most], axis=1).sum(axis=0) / -len(drafts)
     theta = (len(rows) + np.concatenate(([0.0], worth))) / seconds[: len(worth) + 1]
     return free_up_to(seconds, best_count(theta))
 

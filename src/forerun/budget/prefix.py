@@ -26,12 +26,10 @@ class Ranking(NamedTuple):
 
 
 def survivals(confidence: Sequence[Sequence[float]]) -> FloatArray:
-    """[R, K] of rows of confidences of different lengths; 0 beyond a row's end, and from a NaN on."""
+    """[R, K] of rows of confidences of different lengths; 0 beyond a row's end, NaN from a NaN on: no candidates."""
     width = max(map(len, confidence), default=0)
-    padded = np.zeros((len(confidence), width))
-    for row, values in zip(padded, confidence, strict=True):
-        row[: len(values)] = values
-    return np.multiply.accumulate(np.nan_to_num(padded, nan=0.0), axis=1)
+    padded = np.array([[*row, *[0.0] * (width - len(row))] for row in confidence], dtype=np.float64)
+    return np.multiply.accumulate(padded.reshape(len(confidence), width), axis=1)
 
 
 def rank(survival: FloatArray, ids: Sequence[int]) -> Ranking:
@@ -82,7 +80,8 @@ def scan(requests: int, ranking: Ranking, seconds: FloatArray) -> int:
 
 def lengths(ranking: Ranking, count: int, requests: int) -> list[int]:
     """[R] how many candidates of each row are among the best `count`."""
-    return [int(n) for n in np.bincount(ranking.rows[:count], minlength=requests)]
+    found: list[int] = np.bincount(ranking.rows[:count], minlength=requests).tolist()
+    return found
 
 
 __all__ = ["Ranking", "best_count", "lengths", "rank", "scan", "stop_early", "survivals", "throughput"]

@@ -5,7 +5,8 @@ A probe tells about all requests, as acceptance is shared. It goes to new or sho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +14,9 @@ import numpy as np
 from forerun.budget.bypass import PROBING_SHARE, TRIALS, ProbeLedger
 from forerun.budget.costs import Costs
 from forerun.budget.history import AcceptanceHistory
-from forerun.budget.planning import Load, forecast, probe_length
+from forerun.budget.planning import Load, outlook, probe_length
 from forerun.budget.profile import Profile
-from forerun.budget.selection import Promise, Promises
+from forerun.budget.selection import BoolArray, Evidence, IntArray, Promises
 
 TRIAL_INTERVAL = 8
 """Steps between two trials of a hardly known drafter that take the place of another's draft: else a short answer would
@@ -33,13 +34,14 @@ class Probe(NamedTuple):
 
 
 class Current(NamedTuple):
-    """The step as planned so far."""
+    """The step as planned so far, its R requests in the order of their promises."""
 
     load: Load
-    contexts: Mapping[int, int]
-    """By request."""
-    drafting: Mapping[int, str]
-    """First drafter of the requests that draft."""
+    promised: Promises
+    contexts: Sequence[int]
+    """[R]"""
+    drafting: IntArray
+    """[R] first drafter of each request, by its place among the promises; -1: it does not draft."""
     draft_rows: int
 
 
@@ -59,73 +61,74 @@ class Prober:
         self._step = 0
         self._last_probe: dict[str, int] = {}
         self._tried: dict[str, int] = {}
-        self._judged_by: Profile | None = None
-        self._hopeful: dict[tuple[str, int, int], bool] = {}
 
-    def pick(self, current: Current, promised: Promises, profile: Profile, history: AcceptanceHistory) -> Probe | None:
+    def pick(self, current: Current, profile: Profile, history: AcceptanceHistory) -> Probe | None:
         """A probe for this step, if there is something to learn and time to pay for it."""
         self._step += 1
-        drafters = {promise.drafter for own in promised.values() for promise in own}
+        drafters = current.promised.drafters
         unknown = {d for d in drafters if history.rounds(d) < self._trials and self._tried.get(d, 0) < self._trials}
-        asking = [
-            (self._urgency(current, request, promise, history, unknown), request, promise)
-            for request, own in promised.items()
-            for promise in own
-            if self._worth_asking(current, request, promise.drafter, unknown)
-            and self._is_hopeful(promise, current.load.requests, profile)
-        ]
+        if not (unknown or self._has_time(drafters, profile)):
+            return None
+        asking = []
+        for d, one in enumerate(current.promised.known):
+            places = self._worth_asking(current, d, one.drafter in unknown)
+            if len(places):
+                places = places[self._is_hopeful(one, current.load, profile)[np.searchsorted(one.places, places)]]
+            if len(places):
+                asking.append((self._urgency(current, d, places, history, one.drafter in unknown), d))
         if not asking:
             return None
-        _, request, promise = min(asking, key=lambda entry: entry[0])
-        return self._afford(current, request, promise, profile, promise.drafter in unknown)
+        urgency, d = min(asking)
+        return self._afford(current, current.promised.place[int(urgency[-1])], d, profile, drafters[d] in unknown)
 
     def earn(self, seconds: float) -> None:
         """A step of so many seconds was planned."""
         self._ledger.earn(seconds)
 
-    def _is_hopeful(self, promise: Promise, requests: int, profile: Profile) -> bool:
-        """Whether the drafter would pay at this load if every token were accepted."""
-        if profile is not self._judged_by:
-            self._judged_by, self._hopeful = profile, {}
-        key = promise.drafter, requests, len(promise.survival)
-        if key not in self._hopeful:
-            best = forecast(profile.costs(promise.drafter), np.ones(len(promise.survival)), requests)
-            self._hopeful[key] = best.gain >= self._minimum
-        return self._hopeful[key]
+    def _has_time(self, drafters: Sequence[str], profile: Profile) -> bool:
+        """Whether one token of the cheapest drafter could be paid for. Mostly it could not, and that is all."""
+        cheapest = min((float(profile.drafts[d].table(1, 1)[1, 1]) for d in drafters), default=math.inf)
+        return self._ledger.credit >= cheapest * (1 - 1e-9)  # sums elsewhere may round the other way
 
-    def _worth_asking(self, current: Current, request: int, drafter: str, unknown: set[str]) -> bool:
-        """Hardly known drafters, requests that do not draft, and drafters that were not looked at for long."""
-        if request not in current.drafting:
-            return True
-        since = self._step - self._last_probe.get(drafter, 0)
-        if drafter in unknown:
-            return current.drafting[request] == drafter or since >= TRIAL_INTERVAL
-        return since > STALE
+    def _is_hopeful(self, one: Evidence, load: Load, profile: Profile) -> BoolArray:
+        """[n] whether the drafter would pay at this load and context if every token were accepted."""
+        certain, costs = np.ones_like(one.survival), profile.costs(one.drafter)
+        return outlook(Load(load.requests), costs, certain, one.most, one.contexts).gain >= self._minimum
+
+    def _worth_asking(self, current: Current, drafter: int, unknown: bool) -> IntArray:
+        """Places of requests to try a drafter on: if it is hardly known, those that do not draft, and any if it was not
+        looked at for long."""
+        one = current.promised.known[drafter]
+        busy_with = current.drafting[one.places]
+        since = self._step - self._last_probe.get(one.drafter, 0)
+        again = (busy_with == drafter) | (since >= TRIAL_INTERVAL) if unknown else since > STALE
+        return one.places[(busy_with < 0) | again]
 
     def _urgency(
-        self, current: Current, request: int, promise: Promise, history: AcceptanceHistory, unknown: set[str]
+        self, current: Current, drafter: int, places: IntArray, history: AcceptanceHistory, unknown: bool
     ) -> tuple[float, ...]:
-        """Smallest first: hardly known drafters, requests that do not draft, what was probed long ago, short ones."""
-        return (
-            promise.drafter not in unknown,
-            request in current.drafting,
-            self._last_probe.get(promise.drafter, 0),
-            history.own_rounds(promise.drafter, request),
-            current.contexts[request],
-            request,
-        )
+        """Of the most urgent request of these, which is the last entry. Smallest first: hardly known drafters, requests
+        that do not draft, what was probed long ago, short ones."""
+        name, drafts = current.promised.drafters[drafter], current.drafting[places] >= 0
+        requests = [current.promised.requests[i] for i in places]
+        contexts, shown = [current.contexts[i] for i in places], history.own_rounds(name, requests)
+        first = np.lexsort((requests, contexts, shown, drafts))[0]
+        last = self._last_probe.get(name, 0)
+        return not unknown, bool(drafts[first]), last, float(shown[first]), contexts[first], requests[first]
 
-    def _afford(self, current: Current, request: int, promise: Promise, profile: Profile, free: bool) -> Probe | None:
-        costs, drafter = profile.costs(promise.drafter), promise.drafter
+    def _afford(self, current: Current, place: int, drafter: int, profile: Profile, free: bool) -> Probe | None:
+        request, name = current.promised.requests[place], current.promised.drafters[drafter]
+        promise, costs = current.promised.of(request, name), profile.costs(name)
+        assert promise is not None, f"{name!r} promised request {request} nothing"
         length = max(promise.length, probe_length(costs, current.load, promise.survival))
-        lost = _excess(costs, current, length, current.contexts[request])
-        if current.drafting.get(request, drafter) != drafter:  # at worst all that its own drafter would have brought
+        lost = _excess(costs, current, length, current.contexts[place])
+        if current.drafting[place] not in (-1, drafter):  # at worst all that its own drafter would have brought
             lost += float(promise.verifying[0]) * len(promise.survival)
         if not (free or self._ledger.spend(lost)):
             return None
-        self._tried[drafter] = self._tried.get(drafter, 0) + 1
-        self._last_probe[drafter] = self._step
-        return Probe(request, drafter, length)
+        self._tried[name] = self._tried.get(name, 0) + 1
+        self._last_probe[name] = self._step
+        return Probe(request, name, length)
 
 
 def _excess(costs: Costs, current: Current, length: int, context: int) -> float:

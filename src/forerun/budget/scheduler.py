@@ -29,7 +29,7 @@ from forerun.budget.planning import Ask, Choice, Load, Plan
 from forerun.budget.policy import DraftRow, SlotRule, check_policy, choose, keep_drafting
 from forerun.budget.profile import Profile
 from forerun.budget.rounds import Drafted, DraftTime, Judged
-from forerun.budget.selection import Promise
+from forerun.budget.selection import Promise, Promises
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Step:
     load: Load = field(default_factory=lambda: Load(0))
     asks: dict[int, Ask] = field(default_factory=dict)
     plans: dict[int, Plan] = field(default_factory=dict)
-    promises: dict[tuple[int, str], Promise] = field(default_factory=dict)
+    promised: Promises | None = None
     rules: dict[tuple[int, str], SlotRule] = field(default_factory=dict)
     survival: dict[int, float] = field(default_factory=dict)
     """Calibrated c_1 * .. of the slots asked about so far."""
@@ -104,8 +104,7 @@ class Scheduler:
         if self._costs is None or not self.adapts:
             plans = [_as_configured(ask) for ask in asks]
         else:
-            plans, promised = self._planner.plan(asks, step.load, self._costs.now)
-            step.promises = {(request, p.drafter): p for request, own in promised.items() for p in own}
+            plans, step.promised = self._planner.plan(asks, step.load, self._costs.now)
         step.plans = {plan.request_id: plan for plan in plans}
         return plans
 
@@ -131,7 +130,8 @@ class Scheduler:
             return confidence >= threshold
         rule = self._step.rules.get((request_id, drafter))
         if rule is None:
-            promise, most = self._step.promises[request_id, drafter], _planned(plan, drafter)
+            promise, most = self._promise(request_id, drafter), _planned(plan, drafter)
+            assert promise is not None, f"{drafter!r} promised request {request_id} nothing"
             rate, until = float(promise.rate[: most + 1].max()), most + 1
             seconds = promise.drafting[:until], promise.verifying[:until]
             rule = SlotRule(rate, *seconds, promise.acceptance(most), threshold)
@@ -151,36 +151,38 @@ class Scheduler:
         if not self.adapts or not any(row.planned for row in rows):
             lengths = choose(rows, np.zeros(1), "fixed")
         else:
-            past = [self._expected(draft, row.planned) for draft, row in zip(drafts, rows, strict=True)]
-            lengths = choose(rows, self._seconds(drafts, rows), self.options.policy, self._past.of(past))
+            past = self._past.of(self._expected(drafts, rows)) if self.options.policy == "delayed" else None
+            lengths = choose(rows, self._seconds(drafts, rows), self.options.policy, past)
         self._step.lengths = {row.request_id: n for row, n in zip(rows, lengths, strict=True)}
         return lengths
 
     def _row(self, draft: Drafted) -> DraftRow:
-        request, drafter = draft.request_id, draft.drafter
+        step, request, drafter = self._step, draft.request_id, draft.drafter
         if drafter is None:
             return DraftRow(request, 0, (), draft.exposure)
-        plan, threshold = self._step.plans[request], self._step.asks[request].confidence_threshold
-        confidence = self._step.given[request] = self._calibrated(draft)
-        confidence = confidence or self._by_history(request, drafter, draft.count)
-        return DraftRow(request, _planned(plan, drafter), confidence, draft.exposure, threshold, plan.probe)
-
-    def _calibrated(self, draft: Drafted) -> list[float]:
-        """Empty where the drafter gives none."""
-        if draft.drafter is None:
-            return []
-        key = self._step.asks[draft.request_id].calibration
-        return self._confidences.all_of(draft.drafter, key, draft.confidence)
+        ask, plan = step.asks[request], step.plans[request]
+        given = step.given[request] = self._confidences.all_of(drafter, ask.calibration, draft.confidence)
+        confidence = given or self._by_history(request, drafter, draft.count)
+        planned = _planned(plan, drafter)
+        assert len(confidence) <= planned, f"{len(confidence)} drafts where {planned} were planned"
+        return DraftRow(request, planned, confidence, draft.exposure, ask.confidence_threshold, plan.probe)
 
     def _by_history(self, request_id: int, drafter: str, count: int) -> list[float]:
-        promise = self._step.promises.get((request_id, drafter))
+        promise = self._promise(request_id, drafter)
         return [1.0] * count if promise is None else promise.acceptance(count).tolist()
 
-    def _expected(self, draft: Drafted, planned: int) -> Expected:
-        if draft.drafter is None:
-            return Expected(draft.request_id, "", np.zeros(0))
-        promise = self._step.promises[draft.request_id, draft.drafter]
-        return Expected(draft.request_id, draft.drafter, promise.survival[:planned])
+    def _promise(self, request_id: int, drafter: str) -> Promise | None:
+        return None if self._step.promised is None else self._step.promised.of(request_id, drafter)
+
+    def _expected(self, drafts: Sequence[Drafted], rows: Sequence[DraftRow]) -> list[Expected]:
+        promised = self._step.promised
+        assert promised is not None
+        survival = dict(zip(promised.drafters, promised.expected, strict=True))
+        found = []
+        for draft, row in zip(drafts, rows, strict=True):
+            own = survival[draft.drafter][promised.place[row.request_id]] if draft.drafter is not None else []
+            found.append(Expected(row.request_id, draft.drafter, own[: row.planned]))
+        return found
 
     def _seconds(self, drafts: Sequence[Drafted], rows: Sequence[DraftRow]) -> FloatArray:
         """[N + 1] of the step with 0 .. N draft rows, without its prefill. Of the planned lengths: the drafted ones may
@@ -188,13 +190,12 @@ class Scheduler:
         assert self._costs is not None
         profile, contexts = self._costs.now, [self._step.asks[row.request_id].context for row in rows]
         drafting = 0.0
-        for name in sorted({draft.drafter for draft in drafts if draft.drafter is not None}):
-            mine = [i for i, draft in enumerate(drafts) if draft.drafter == name]
+        for name, mine in sorted(_by_drafter(drafts).items()):
             drafting += profile.drafts[name].of([rows[i].planned for i in mine], [contexts[i] for i in mine])
         fixed = len(rows) + sum(row.planned for row in rows if row.whole)
         most = sum(row.planned for row in rows if not row.whole)
         extra = profile.verify.context.at(contexts)
-        per_row = float(extra.row.mean()) if len(rows) else 0.0
+        per_row = float(extra.row.sum()) / len(rows)
         first = self._step.load.other_rows + fixed
         passes = profile.verify.tokens.over(first, first + most) - self._step.load.prefill_seconds(profile.verify)
         return drafting + passes + float(extra.request.sum()) + per_row * np.arange(fixed, fixed + most + 1)
@@ -224,12 +225,13 @@ class Scheduler:
 
     def _learn(self, judged: Judged, drafter: str) -> None:
         draft, request = judged.draft, judged.draft.request_id
-        given = self._step.given[request] if request in self._step.given else self._calibrated(draft)
+        key, given = self._step.asks[request].calibration, self._step.given.get(request)
+        if given is None:  # nobody asked how much of it to verify
+            given = self._confidences.all_of(drafter, key, draft.confidence)
         outcome = self._outcome(request, drafter, given, judged.verified, judged.accepted)
         self.history.record(drafter, request, outcome)
         if given:
             self._past.record(request, drafter, given)
-        key = self._step.asks[request].calibration
         self._confidences.record(drafter, key, draft.confidence, judged.verified, judged.accepted)
 
     def _outcome(self, request: int, drafter: str, given: list[float], verified: int, accepted: int) -> Outcome:
@@ -237,8 +239,7 @@ class Scheduler:
         slot, confidence = self._step.refused.get((request, drafter), (0, 0.0))
         seen = [*given, confidence] if slot == len(given) + 1 else given
         key = self._step.asks[request].calibration
-        trust = [self._confidences.trust(drafter, key, k) for k in range(1, len(seen) + 1)]
-        return Outcome(verified, accepted, seen, trust)
+        return Outcome(verified, accepted, seen, self._confidences.trust(drafter, key, len(seen)))
 
     def observe(self, target_seconds: float, calls: Sequence[DraftTime] = ()) -> None:
         """What the step took: everything but drafting, and each drafting call. After `choose`, before the next `plan`.
@@ -276,10 +277,20 @@ def _as_configured(ask: Ask) -> Plan:
     return Plan(ask.request_id, tuple(Choice(option.drafter, option.most) for option in ask.options))
 
 
+def _by_drafter(drafts: Sequence[Drafted]) -> dict[str, list[int]]:
+    """Places of the drafts that each drafter made."""
+    found: dict[str, list[int]] = {}
+    for i, draft in enumerate(drafts):
+        if draft.drafter is not None:
+            found.setdefault(draft.drafter, []).append(i)
+    return found
+
+
 def _planned(plan: Plan, drafter: str) -> int:
-    k = {choice.drafter: choice.k for choice in plan.choices}
-    assert drafter in k, f"{drafter!r} was not to draft for request {plan.request_id}: {plan.choices}"
-    return k[drafter]
+    for choice in plan.choices:
+        if choice.drafter == drafter:
+            return choice.k
+    raise AssertionError(f"{drafter!r} was not to draft for request {plan.request_id}: {plan.choices}")
 
 
 __all__ = ["Scheduler"]

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forerun.budget.bypass import Reason
 from forerun.budget.curve import FloatArray
 from forerun.budget.history import AcceptanceHistory
-from forerun.budget.planning import Ask, Load, Option, Outlook, outlook
+from forerun.budget.planning import Ask, Load, Outlook, outlook
 from forerun.budget.profile import Profile
 
 ALWAYS = 0.95
 """A drafter that proposes this often needs no other behind it."""
 
+BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
+
 
 class Evidence(NamedTuple):
-    """What is known of one drafter for the requests that may use it."""
+    """What is known of one drafter for the n requests that may use it."""
 
     drafter: str
-    requests: list[int]
-    most: list[int]
-    contexts: list[int]
+    places: IntArray
+    """[n] of these requests among all of the step, ascending."""
+    most: IntArray
+    """[n] largest K."""
+    contexts: Sequence[int]
     survival: FloatArray
     """[n, K] expected."""
     match: FloatArray
@@ -40,16 +48,17 @@ class Evidence(NamedTuple):
 
 def evidence(asks: Sequence[Ask], history: AcceptanceHistory) -> list[Evidence]:
     """Of every drafter that some request may use, in the order they are first named."""
-    by_drafter: dict[str, list[tuple[Ask, Option]]] = {}
-    for ask in asks:
+    by_drafter: dict[str, tuple[list[int], list[int]]] = {}
+    for place, ask in enumerate(asks):
         for option in ask.options:
-            by_drafter.setdefault(option.drafter, []).append((ask, option))
+            places, most = by_drafter.setdefault(option.drafter, ([], []))
+            places.append(place)
+            most.append(option.most)
     found = []
-    for drafter, pairs in by_drafter.items():
-        ids, most = [ask.request_id for ask, _ in pairs], [option.most for _, option in pairs]
-        survival = history.survival(drafter, ids, max(most))
-        match = np.array([history.match_rate(drafter, request) for request in ids])
-        found.append(Evidence(drafter, ids, most, [ask.context for ask, _ in pairs], survival, match))
+    for drafter, (places, most) in by_drafter.items():
+        ids, contexts = [asks[i].request_id for i in places], [asks[i].context for i in places]
+        survival, match = history.survival(drafter, ids, max(most)), history.match_rates(drafter, ids)
+        found.append(Evidence(drafter, np.array(places), np.array(most), contexts, survival, match))
     return found
 
 
@@ -79,65 +88,141 @@ class Promise(NamedTuple):
         return np.divide(survival, before, out=np.zeros(len(survival)), where=before > 0)
 
 
-Promises = Mapping[int, Sequence[Promise]]
-"""By request, in the order of its options."""
+@dataclass(frozen=True)
+class Promises:
+    """What D drafters promise the R requests of a step, as columns; `of` is one entry."""
+
+    requests: Sequence[int]
+    known: Sequence[Evidence]
+    seen: Sequence[Outlook]
+    offered: BoolArray
+    """[D, R] whether the request may use the drafter; elsewhere the gain is -inf and all else 0."""
+    gain: FloatArray
+    """[D, R]"""
+    match: FloatArray
+    """[D, R]"""
+    survival: FloatArray
+    """[D, R, K] expected, 0 beyond what a request may draft."""
+    fallback_length: IntArray
+    """[D, R] best K where only those requests come to the drafter for which another had nothing to propose,"""
+    fallback_gain: FloatArray
+    """[D, R] and the gain of it."""
+
+    @cached_property
+    def offered_any(self) -> BoolArray:
+        """[R] whether the request may use any drafter."""
+        return np.asarray(self.offered.any(axis=0), dtype=np.bool_)
+
+    @cached_property
+    def drafters(self) -> list[str]:
+        return [one.drafter for one in self.known]
+
+    @cached_property
+    def expected(self) -> list[list[list[float]]]:
+        """`survival` as numbers, for what goes by single requests."""
+        found: list[list[list[float]]] = self.survival.tolist()
+        return found
+
+    @cached_property
+    def place(self) -> dict[int, int]:
+        """Of each request."""
+        return {request: i for i, request in enumerate(self.requests)}
+
+    def of(self, request: int, drafter: str) -> Promise | None:
+        """None where the request may not use the drafter."""
+        if request not in self.place or drafter not in self.drafters:
+            return None
+        d, r = self.drafters.index(drafter), self.place[request]
+        if not self.offered[d, r]:
+            return None
+        one, seen, i = self.known[d], self.seen[d], int(np.searchsorted(self.known[d].places, r))
+        most = int(one.most[i])
+        own = seen.drafting[i, : most + 1], seen.verifying[i, : most + 1], seen.rate[i, : most + 1]
+        fallback = int(self.fallback_length[d, r]), float(self.fallback_gain[d, r])
+        gain, match = float(self.gain[d, r]), float(self.match[d, r])
+        return Promise(drafter, int(seen.length[i]), gain, match, self.survival[d, r, :most], *own, fallback)
 
 
-def promises(known: Sequence[Evidence], load: Load, profile: Profile) -> dict[int, list[Promise]]:
-    """Every drafter's promise to every request that may use it."""
-    outlooks = [one.outlook(load, profile) for one in known]
-    found: dict[int, list[Promise]] = {}
-    for one, seen in zip(known, outlooks, strict=True):
-        others = [(o, s) for o, s in zip(known, outlooks, strict=True) if o is not one and o.match.mean() < ALWAYS]
-        behind = _fallbacks(one, others, load, profile)
-        lengths, gains, match = seen.length.tolist(), seen.gain.tolist(), one.match.tolist()
-        for i, (request, most) in enumerate(zip(one.requests, one.most, strict=True)):
-            own = seen.drafting[i, : most + 1], seen.verifying[i, : most + 1], seen.rate[i, : most + 1]
-            made = Promise(one.drafter, lengths[i], gains[i], match[i], one.survival[i, :most], *own, behind[i])
-            found.setdefault(request, []).append(made)
+def promises(requests: Sequence[int], known: Sequence[Evidence], load: Load, profile: Profile) -> Promises:
+    """Every drafter's promise to every request that may use it; `requests` are all of the step, as they were asked."""
+    seen = [one.outlook(load, profile) for one in known]
+    shape, width = (len(known), len(requests)), max((one.survival.shape[1] for one in known), default=0)
+    found = Promises(
+        requests, known, seen, np.zeros(shape, dtype=np.bool_), np.full(shape, -np.inf), np.zeros(shape),
+        np.zeros((*shape, width)), np.zeros(shape, dtype=np.int64), np.zeros(shape),
+    )  # fmt: skip
+    for d, (one, own) in enumerate(zip(known, seen, strict=True)):
+        here, slots = one.places, np.arange(one.survival.shape[1])
+        found.offered[d, here], found.gain[d, here], found.match[d, here] = True, own.gain, one.match
+        found.survival[d, here, : len(slots)] = np.where(slots < one.most[:, None], one.survival, 0.0)
+        others = [(o, s) for o, s in zip(known, seen, strict=True) if o is not one and o.match.mean() < ALWAYS]
+        if others:
+            behind = _behind(one, others, load, profile)
+            found.fallback_length[d, here], found.fallback_gain[d, here] = behind.length, behind.gain
     return found
 
 
-def _fallbacks(
-    one: Evidence, others: Sequence[tuple[Evidence, Outlook]], load: Load, profile: Profile
-) -> Sequence[tuple[int, float]]:
-    """[n] (K, gain) of a drafter that is asked behind those which do not always propose; their rows are there too."""
-    if not others:
-        return [(0, 0.0)] * len(one.requests)
+def _behind(one: Evidence, others: Sequence[tuple[Evidence, Outlook]], load: Load, profile: Profile) -> Outlook:
+    """Of a drafter that is asked behind those which do not always propose; their rows are there too."""
     reach = math.prod(1 - float(other.match.mean()) for other, _ in others)
     rest = 1 - 1 / load.requests  # this request has no rows of theirs
     rows = rest * sum(float(other.match @ seen.length) for other, seen in others)
     tokens = rest * sum(float(other.match @ seen.drafted) for other, seen in others)
     beside = load._replace(other_rows=load.other_rows + round(rows), other_tokens=load.other_tokens + tokens)
-    seen = one.outlook(beside, profile, reach=reach)
-    return list(zip(seen.length.tolist(), seen.gain.tolist(), strict=True))
+    return one.outlook(beside, profile, reach=reach)
 
 
-def order(promised: Sequence[Promise], minimum: float, current: str | None, stickiness: float) -> list[Promise]:
-    """The drafters to ask, best first: a request goes on to the next where one has nothing to propose.
+class Chains(NamedTuple):
+    """The drafters that each of R requests asks: a request goes on to the next where one has nothing to propose."""
 
-    Ends with the first that always proposes. Those behind the first must be worth it by themselves. The one in use
-    stays unless another is better by `stickiness`: a switch makes the other catch up.
+    order: IntArray
+    """[D, R] drafters, best first."""
+    asked: BoolArray
+    """[D, R] whether the request comes to that one."""
+
+
+class Preference(NamedTuple):
+    """What decides between drafters, beside their promises."""
+
+    minimum: float
+    """Gain that those behind the first must be worth by themselves."""
+    current: IntArray
+    """[R] the one in use, by place; -1: none."""
+    stickiness: float
+    """It stays unless another is better by so much: a switch makes the other catch up."""
+
+
+def chains(promised: Promises, opened: BoolArray, preference: Preference, without: Sequence[str] = ()) -> Chains:
+    """The drafters to ask, best first, up to the first that always proposes.
+
+    Args:
+        promised: of all drafters.
+        opened: [R] requests that draft.
+        preference: see there.
+        without: drafters nobody asks.
     """
-    ranked = sorted(promised, key=lambda p: -(p.gain + stickiness * (p.drafter == current)))
-    chain = [p for i, p in enumerate(ranked) if i == 0 or (p.fallback[0] > 0 and p.fallback[1] >= minimum)]
-    end = next((i for i, p in enumerate(chain) if p.match >= ALWAYS), len(chain))
-    return chain[: end + 1]
+    places, requests = np.arange(len(promised.known)), np.arange(len(opened))
+    value = promised.gain + preference.stickiness * (places[:, None] == preference.current)
+    value[[place for place, name in enumerate(promised.drafters) if name in without]] = -np.inf
+    order = (-value).argsort(axis=0, kind="stable")
+    asked, going = np.zeros(order.shape, dtype=np.bool_), opened
+    for i, drafter in enumerate(order):
+        asked[i] = going & (value[drafter, requests] > -np.inf)
+        if i > 0:
+            worth = promised.fallback_gain[drafter, requests] >= preference.minimum
+            asked[i] &= worth & (promised.fallback_length[drafter, requests] > 0)
+        going = going & ~(asked[i] & (promised.match[drafter, requests] >= ALWAYS))
+    return Chains(order, asked)
 
 
-def why_not(known: Sequence[Evidence], requests: Set[int], profile: Profile, minimum: float) -> dict[int, Reason]:
-    """Why drafting does not pay for these requests: the load, their context, or what their drafts are worth."""
-    reasons = dict.fromkeys(requests, Reason.GAIN)
+def why_not(asked: BoolArray, known: Sequence[Evidence], profile: Profile, minimum: float) -> list[Reason]:
+    """[R] why drafting does not pay: the load, the context, or what drafts are worth. Of those asked about, [R]."""
+    batch, context = np.zeros_like(asked), np.zeros_like(asked)
     for one in known:
-        alone = one.outlook(Load(1), profile).gain
-        near = one.outlook(Load(1), profile, [0] * len(one.requests)).gain
-        for i, request in enumerate(one.requests):
-            if request in requests and reasons[request] is not Reason.BATCH:
-                if alone[i] >= minimum:
-                    reasons[request] = Reason.BATCH
-                elif near[i] >= minimum:
-                    reasons[request] = Reason.CONTEXT
-    return reasons
+        if asked[one.places].any():
+            batch[one.places] |= one.outlook(Load(1), profile).gain >= minimum
+            context[one.places] |= one.outlook(Load(1), profile, [0] * len(one.places)).gain >= minimum
+    return [Reason.BATCH if b else Reason.CONTEXT if c else Reason.GAIN for b, c in zip(batch, context, strict=True)]
 
 
-__all__ = ["Evidence", "Promise", "Promises", "evidence", "order", "promises", "why_not"]
+__all__ = ["Chains", "Evidence", "Preference", "Promise", "Promises", "chains", "evidence", "promises", "why_not"]
