@@ -80,6 +80,16 @@ def test_a_token_that_differs_fails_the_demo(
     assert report["results"][0]["differences"][0]["top_margin"] > 0
 
 
+def test_a_verdict_is_one_line_however_long_its_numbers(
+    run: Run, tiny_qwen3_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a script looks for is in one line, also where three digits more would not fit the table's width."""
+    verdict = "ngram: " + "1.23e+03 tokens/s, " * 20 + "; same tokens: yes"
+    monkeypatch.setattr("forerun.cli.race_report.Report._verdict", lambda self, drafter: verdict)
+    ran = run("demo", "--target", tiny_qwen3_dir, "--drafter", "ngram", *FAST, stdin=PROMPTS)
+    assert verdict in ran.out.splitlines()
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

@@ -90,7 +90,7 @@ class Report:
             console.width = max(console.width, NARROWEST)
         console.print(self._table(), soft_wrap=False)
         for name in dict.fromkeys(standing.drafter for standing in self.standings):
-            console.print(Text(self._verdict(name)), soft_wrap=False)
+            console.print(Text(self._verdict(name)), soft_wrap=True)
         console.print(Text(self.setting, "dim"), soft_wrap=False)
         for name, reason in self.absent.items():
             console.print(Text(f"left out: {name} ({reason})"), soft_wrap=False)
