@@ -120,6 +120,11 @@ def setting(text: str) -> tuple[str, str]:
 # ----------------------------------------------------------------------------------------------------- what runs used
 
 
+def store_of(taps: str) -> Path:
+    """The store of features below a work folder: one for each choice of taps, as a store holds no other."""
+    return Path("features") / f"h{taps.replace(',', '-')}"
+
+
 def newest(run: Path) -> Checkpoint | None:
     """The last checkpoint of a run; None: it has none yet."""
     folder = run / "checkpoints"

@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # what the recipes share
 
-from commands import TRIAL, Command, flags, newest, pace_of, run_or_exit, setting
+from commands import TRIAL, Command, flags, newest, pace_of, run_or_exit, setting, store_of
 
 from forerun.errors import ForerunError
 
@@ -139,9 +139,8 @@ def _training(variant: Variant, plan: dict[str, Any], options: argparse.Namespac
 
 
 def _train(out: Path, settings: dict[str, object], options: argparse.Namespace) -> Command:
-    # Half of a step would be the target's own passes. A store holds one choice of taps.
-    taps = str(settings["draft.taps"]).replace(",", "-")
-    store = {"feature-store": f"features/h{taps}", "store-gb": options.store_gb}
+    # Half of a step would be the target's own passes.
+    store = {"feature-store": store_of(str(settings["draft.taps"])), "store-gb": options.store_gb}
     words = ("--target", options.target, "--data", "data", "--out", out, "--threads", 1, *flags(settings | store))
     log = options.work / "logs" / f"{out.name}.log"
     return Command.forerun("train", "dspark", *words, cwd=options.work, log=log)

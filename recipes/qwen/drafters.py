@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # what the recipes share
 
-from commands import TRIAL, Command, flags, pace_of, publish, run_or_exit, setting, whole_lines
+from commands import TRIAL, Command, flags, pace_of, publish, run_or_exit, setting, store_of, whole_lines
 from sizes import Measures, check_size
 
 HERE, ROOT = Path(__file__).resolve().parent, Path(__file__).resolve().parents[2]
@@ -150,8 +150,7 @@ class Recipe:
 
     @property
     def _store(self) -> Path:
-        """One for each choice of taps: a variant that reads others has its own."""
-        return Path("features") / f"h{self._taps.replace(',', '-')}"
+        return store_of(self._taps)
 
     @property
     def _bound(self) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from forerun.errors import ForerunError, ModelError, OptionError
 
@@ -167,7 +167,7 @@ def _ids_ok(ids: object) -> bool:
 
 
 def _id_ok(token: object) -> bool:
-    return isinstance(token, Integral) and not isinstance(token, bool) and int(token) >= 0
+    return is_whole(token) and cast(int, token) >= 0
 
 
 def _bias_ok(bias: object) -> bool:

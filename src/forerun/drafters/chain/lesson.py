@@ -58,5 +58,4 @@ class Lesson:
             tensors: each [n, ...], of the taught rows.
         """
         size = rows_per_chunk(self.drafter, self.batch, self.rows, self.mask.shape[1])
-        parameters = [p for p in self.drafter.network.parameters() if p.requires_grad]
-        return in_chunks(chains, size, (self.rows, *tensors), unroll.shared, parameters)
+        return in_chunks(chains, size, (self.rows, *tensors), unroll.shared, self.drafter.network.parameters())

@@ -35,7 +35,7 @@ def chain_memory(drafter: ChainDrafter, lengths: Sequence[int], steps: int, half
     config: Any = drafter.config
     token, layer = _kept_of_token(drafter), kept_of_row(config.transformer_layer_config, half)
     logits = COPIES * 4 * steps * columns
-    score = rows * 4 * drafter.network.attention.heads * span
+    score = rows * 4 * attention.heads * span
     kept, passing = round(score * (1.5 if half else KEPT) * steps), score * PASSING
     inputs = Held("inputs of all rows", tokens * token, f"{tokens:,} tokens x {token:,} bytes")
     loss = Held("chunk of logits", rows * logits, f"{COPIES} x {rows:,} rows x {steps} steps x {columns:,} x 4 bytes")

@@ -186,5 +186,5 @@ def metrics_by_step(losses: RowLosses, mask: Tensor) -> dict[str, tuple[float, f
     return {
         f"{name}@{k}": (total, count)
         for name, column in columns.items()
-        for k, (total, count) in enumerate(zip((column.detach() * mask).sum(0).tolist(), counts, strict=True), 1)
+        for k, (total, count) in enumerate(zip((column * mask).sum(0).tolist(), counts, strict=True), 1)
     }

@@ -116,10 +116,10 @@ def metrics_of(rows: Rows, losses: RowLosses, length: int) -> dict[str, tuple[fl
     """Sums and weights: cross entropy and l1 weighted as they are taught, acceptance by position plain."""
     total = float(rows.weights.sum())
     out = {
-        name: (float((rows.weights * column.detach()).sum()), total)
+        name: (float((rows.weights * column).sum()), total)
         for name, column in (("ce", losses.ce), ("soft_ce", losses.soft_ce), ("l1", losses.l1))
     }
     for k in range(1, length + 1):
-        own = losses.acceptance.detach()[rows.positions == k]
+        own = losses.acceptance[rows.positions == k]
         out[f"teacher_forced_acceptance@{k}"] = (float(own.sum()), float(len(own)))
     return out

@@ -185,7 +185,7 @@ def taught_rows(batch: TrainingBatch) -> Tensor:
 def _metrics(losses: RowLosses) -> dict[str, tuple[float, float]]:
     columns = {"ce": losses.ce, "soft_ce": losses.soft_ce, "l1": losses.l1}
     columns["teacher_forced_acceptance@1"] = losses.acceptance
-    return {name: (float(column.detach().sum()), float(len(column))) for name, column in columns.items()}
+    return {name: (float(column.sum()), float(len(column))) for name, column in columns.items()}
 
 
 # -------------------------------------------------------------------------------------------------- what it begins as
