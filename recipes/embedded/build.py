@@ -30,7 +30,7 @@ from torch import nn
 from train import Run, Stopped
 from transformers import Qwen3ForCausalLM
 
-from forerun.training.allocator import keep_freed_memory
+from forerun.target.allocator import keep_freed_memory
 
 WATCHED_WINDOWS = 24  # of the held-out text, for the curve during training; the card uses all of it
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.target.allocator import keep_freed_memory
 from forerun.target.load import load_target
-from forerun.training.allocator import keep_freed_memory
 from forerun.training.data import Sample, open_split
 from forerun.training.features import FeatureSource, open_source
 from forerun.training.order import micro_batches

@@ -18,6 +18,7 @@ from forerun.engine.schedule import Scheduling
 from forerun.engine.tuning import scheduling_of
 from forerun.errors import EngineClosed, RequestCancelled
 from forerun.sampling import Sampling
+from forerun.target.allocator import keep_freed_memory
 from forerun.target.base import Target
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class Engine:
         self.target = target
         self.options = options or EngineOptions()
         check_ready(target, self.options)
+        if target.device.type == "cpu":
+            keep_freed_memory()
         scheduling = scheduling or scheduling_of(target, drafters, self.options, look_up=False)
         limits = self.options.limits
         per_block = target.block_bytes + sum(entry.drafter.block_bytes for entry in drafters)

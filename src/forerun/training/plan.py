@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forerun.drafters.learned import Held
+from forerun.target.allocator import GAPS
 from forerun.target.base import BLOCK_SIZE
 from forerun.target.packed import Weights, weights_of
-from forerun.training.allocator import GAPS
 from forerun.training.metrics import resident_memory
 from forerun.training.optimizer import moments
 

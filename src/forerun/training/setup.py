@@ -13,9 +13,9 @@ import torch
 from forerun.drafters.checkpoint import fingerprint_of
 from forerun.drafters.learned import DesignPlan, Learner
 from forerun.errors import DoesNotFit, ModelError, OptionError
+from forerun.target.allocator import keep_freed_memory
 from forerun.target.base import Target
 from forerun.target.fingerprint import template_hash
-from forerun.training.allocator import keep_freed_memory
 from forerun.training.config import Chosen, TrainingConfig
 from forerun.training.folder import TRACKERS, identity
 from forerun.training.inputs import Inputs, View, open_inputs
