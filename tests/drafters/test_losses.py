@@ -68,6 +68,31 @@ def test_acceptance_is_what_verification_accepts(kept):
     assert abs(verdict.accepted.float().mean().item() - expected) < 4 * math.sqrt(expected * (1 - expected) / n)
 
 
+@pytest.mark.parametrize("weighed", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0.3, -0.5, 2)])
+@pytest.mark.parametrize("kept", [None, [0, 2, 3, 7]])
+def test_gradients_are_those_of_the_formulas(weighed, kept):
+    """Against autograd's own, from the formulas as they are written, in float64: every loss alone and all together, a
+    label that is not kept, an id that the head rules out, and a gradient of its own for every row.
+    """
+    draft, target, labels = _rows(6, 9, seed=5, kept=kept)
+    labels[2] = -1
+    draft[:, 3], target[:, 3] = -math.inf, 0
+    labels = labels.where(labels != 3, 0)
+    ours, theirs = draft.clone().requires_grad_(), draft.clone().requires_grad_()
+    out = compare(ours, target, labels)
+    log = torch.log_softmax(theirs, -1)
+    finite = log.isfinite()
+    ce = -log.gather(-1, labels.clamp(min=0)[:, None])[:, 0] * (labels >= 0)
+    soft_ce = -(target * log.where(finite, 0)).sum(-1)
+    l1 = (log.exp() - target).abs().where(finite, 0).sum(-1)
+    rows = torch.arange(1, 7)
+    for found, losses in ((ours, (out.ce, out.soft_ce, out.l1)), (theirs, (ce, soft_ce, l1))):
+        sum((weight * rows * loss).sum() for weight, loss in zip(weighed, losses, strict=True) if weight).backward()
+        assert found.grad.isfinite().all()
+    assert torch.allclose(ours.grad, theirs.grad, atol=3e-6)
+    assert ours.grad.abs().max() > 0.1
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 50), st.sampled_from([None, 3, 100]), st.booleans())
 def test_chunks_give_the_dense_values_and_gradients(n, size, top, missing):
