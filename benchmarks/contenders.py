@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
+from forerun.target.dtypes import dtype_named
+
 if TYPE_CHECKING:
     import forerun
 
@@ -209,8 +211,8 @@ class Transformers:
         logging.disable_progress_bar()
         torch.set_num_threads(threads)
         load = AutoModelForCausalLM.from_pretrained
-        self._target = load(target, dtype=getattr(torch, dtype)).eval()
-        self._assistant = None if draft is None else load(draft, dtype=getattr(torch, dtype)).eval()
+        self._target = load(target, dtype=dtype_named(dtype)).eval()
+        self._assistant = None if draft is None else load(draft, dtype=dtype_named(dtype)).eval()
         self._passes = {"target": 0, "draft": 0}
         for name, model in (("target", self._target), ("draft", self._assistant)):
             if model is not None:
@@ -337,4 +339,4 @@ def model_folder(path: Path, dtype: str) -> Path:
         return path
     from forerun.target.gguf import converted
 
-    return converted(path, getattr(torch, dtype))
+    return converted(path, dtype_named(dtype))

@@ -14,6 +14,7 @@ import torch
 
 from forerun.target.base import Batch, Segment, Target
 from forerun.target.blocks import blocks_for
+from forerun.target.dtypes import dtype_named
 
 ROWS = (1, 2, 3, 4, 5, 7, 8, 16)
 CONTEXT = 256
@@ -48,7 +49,7 @@ def _model_costs(folder: Path, dtype: str, repeats: int) -> dict[str, Any]:
 
     logging.disable_progress_bar()
 
-    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype_named(dtype)).eval()
     ours = load_target(str(folder), dtype=dtype)  # type: ignore[arg-type]
     context = min(CONTEXT, ours.window - max(ROWS))
     count, generator = context + max(ROWS), torch.Generator().manual_seed(0)

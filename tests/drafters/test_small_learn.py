@@ -19,6 +19,7 @@ from forerun.drafters.small import Small, learn
 from forerun.drafters.small.config import SmallSettings
 from forerun.drafters.small.learn import SmallLearner, taught_rows
 from forerun.errors import DoesNotFit, ModelError, OptionError, VocabularyMismatch
+from forerun.target.dtypes import dtype_named
 from forerun.target.load import load_target
 from forerun.target.table import history_model
 from forerun.training.config import choose
@@ -253,7 +254,7 @@ def test_the_decoding_copy_is_what_is_loaded_later(target, tmp_path, saved, deco
     """`for_decoding` and saving, loading: the same laws, bit by bit; training goes on untouched."""
     learner = shaken(design(target, layers=2, dtype=saved))
     before = {name: tensor.clone() for name, tensor in learner.network.state_dict().items()}
-    copied = drafts(learner.for_decoding(getattr(torch, decoding)))
+    copied = drafts(learner.for_decoding(dtype_named(decoding)))
     learner.save(tmp_path)
     loaded = Small.load({"model": str(tmp_path)}, LoadContext(target, dtype=decoding))
     assert all(torch.equal(one, other) for one, other in zip(copied, drafts(loaded), strict=True))

@@ -75,6 +75,12 @@ def test_an_engine_made_by_hand_ignores_no_option_of_loading(given):
         Engine(history_model(7), options=EngineOptions(**given))
 
 
+def test_options_of_loading_are_refused_before_drafters_are_loaded(tmp_path):
+    """They may take minutes: here the folder without a drafter is not even looked at."""
+    with pytest.raises(OptionError, match="dtype: 'float32' has no effect on a"):
+        Engine.load(history_model(7), {"method": "small", "model": str(tmp_path)}, dtype="float32")
+
+
 def test_a_ready_target_may_be_asked_for_what_it_has(monkeypatch):
     """Its own dtype, device and window; threads are the process's, and set whatever comes ready."""
     asked = []

@@ -8,6 +8,7 @@ import pytest
 import torch
 from target_families import stock_model
 
+from forerun.target.dtypes import dtype_name
 from forerun.target.fingerprint import Fingerprint, differences, fingerprint
 from forerun.target.hf import HFTarget
 from forerun.target.packed import pack_linears
@@ -36,7 +37,7 @@ def test_dtype_is_recorded_but_is_no_difference(made_for, dtype):
     """float32 weights loaded in bfloat16 or float64: the same model, another dtype."""
     other = _print(stock_model("llama", dtype=dtype))
     assert differences(made_for, other) == []
-    assert other.dtype == str(dtype).removeprefix("torch.") != made_for.dtype
+    assert other.dtype == dtype_name(dtype) != made_for.dtype
 
 
 def test_packed_layers_change_nothing():

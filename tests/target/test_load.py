@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models
 from forerun.errors import DoesNotFit, ModelError, OptionError
 from forerun.target import checkpoint
 from forerun.target.base import Batch, Segment
+from forerun.target.dtypes import dtype_named
 from forerun.target.hf import _choose_plan
 from forerun.target.load import announce, load_target
 from forerun.target.outline import outline
@@ -41,7 +42,7 @@ def _edit(path, **fields):
 def test_a_folder_gives_the_logits_of_stock_transformers(folder, dtype):
     """In every dtype; `auto` is the checkpoint's own."""
     target = load_target(str(folder), dtype=dtype, device="cpu")
-    expected = torch.float32 if dtype == "auto" else getattr(torch, dtype)
+    expected = torch.float32 if dtype == "auto" else dtype_named(dtype)
     assert target.dtype == expected
     stock = tf.AutoModelForCausalLM.from_pretrained(folder, dtype=expected, attn_implementation="eager")
     ids = target.tokenizer.encode("lossless")

@@ -18,6 +18,7 @@ from forerun.engine import Engine
 from forerun.engine.profile_key import cpu_name
 from forerun.engine.propose import LoadedDrafter
 from forerun.target.base import Target
+from forerun.target.dtypes import dtype_name
 from forerun.target.fingerprint import fingerprint, weights_hash
 from forerun.target.hf import HFTarget
 
@@ -41,7 +42,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 def model(target: Target) -> dict[str, Any]:
     """Name, dtype, and hashes of config, weights, tokenizer and template where it is a transformers model."""
-    known: dict[str, Any] = {"name": target.name, "dtype": str(target.dtype).removeprefix("torch.")}
+    known: dict[str, Any] = {"name": target.name, "dtype": dtype_name(target.dtype)}
     hashes: Mapping[str, str] = fingerprint(target).to_dict() if isinstance(target, HFTarget) else {}
     return known | {"fingerprint": dict(hashes)}
 
@@ -56,7 +57,7 @@ def _drafter(entry: LoadedDrafter) -> dict[str, Any]:
 
 def _learned(drafter: LearnedDrafter) -> dict[str, Any]:
     """As `model`; of hashes only that of its weights: the target's are said with the target."""
-    dtype = str(next(drafter.network.parameters()).dtype).removeprefix("torch.")
+    dtype = dtype_name(next(drafter.network.parameters()).dtype)
     name = drafter.name if drafter.folder is None else drafter.folder.name
     return {"name": name, "dtype": dtype, "fingerprint": {"weights": weights_hash(drafter.network)}}
 

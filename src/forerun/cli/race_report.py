@@ -15,6 +15,7 @@ from forerun.bench.machine import Spread, versions
 from forerun.bench.race import Course, Standing
 from forerun.engine.profile_key import cpu_name
 from forerun.target.base import Target
+from forerun.target.dtypes import dtype_name
 
 NARROWEST = 100
 """Columns of a table that is not printed on a terminal."""
@@ -54,7 +55,8 @@ class Report:
         place = cpu_name() if self.target.device.type == "cpu" else torch.cuda.get_device_name(self.target.device)
         threads = _count(torch.get_num_threads(), "thread")
         return (
-            f"target {self.target.name}, {_dtype(self.target)}, {place}, {threads}, torch {torch.__version__}; "
+            f"target {self.target.name}, {dtype_name(self.target.dtype)}, {place}, {threads}, "
+            f"torch {torch.__version__}; "
             f"{_count(self.prompts, 'prompt')}, {tokens} tokens each, end of sequence ignored, one request at a time; "
             f"median and range over prompts; {self.seconds:.0f} s"
         )
@@ -73,7 +75,7 @@ class Report:
         return {
             "same_tokens": self.same,
             "target": self.target.name,
-            "dtype": _dtype(self.target),
+            "dtype": dtype_name(self.target.dtype),
             "device": str(self.target.device),
             "cpu": cpu_name(),
             "threads": torch.get_num_threads(),
@@ -159,7 +161,3 @@ def _as_object(standing: Standing) -> dict[str, Any]:
 def _finite(parting: dict[str, Any]) -> dict[str, Any]:
     """JSON has no infinity: a margin that does not exist is null."""
     return {name: None if value == float("inf") else value for name, value in parting.items()}
-
-
-def _dtype(target: Target) -> str:
-    return str(target.dtype).removeprefix("torch.")

@@ -27,6 +27,7 @@ from forerun.errors import DoesNotFit, ModelError, OptionError
 from forerun.parsing import json_of
 from forerun.target.base import Target
 from forerun.target.checkpoint import GIB, available_memory
+from forerun.target.dtypes import dtype_named
 from forerun.target.fingerprint import Fingerprint, differences, fingerprint
 from forerun.target.hf import HFTarget
 from forerun.target.load import EMBEDDED, find_folder
@@ -64,7 +65,7 @@ def _weights(drafter: LearnedDrafter) -> dict[str, Tensor]:
     odd = drafter.tensor_names ^ plain.state_dict().keys()
     if odd:
         raise ModelError(f"the network is not the one it was built as, so it cannot be saved: {', '.join(sorted(odd))}")
-    state, dtype = stored_names(type(drafter), plain), getattr(torch, drafter.config.dtype)
+    state, dtype = stored_names(type(drafter), plain), dtype_named(drafter.config.dtype)
     return {name: state[name].detach().to("cpu", dtype).contiguous() for name in sorted(state)}
 
 
@@ -299,7 +300,7 @@ def decoding_copy(drafter: Kind, dtype: torch.dtype) -> Kind:
     """See `LearnedDrafter.for_decoding`."""
     plain = unpacked(drafter.network)
     network = copy.deepcopy(plain) if plain is drafter.network else plain
-    saved = getattr(torch, drafter.config.dtype)  # rounded as saving rounds it
+    saved = dtype_named(drafter.config.dtype)  # rounded as saving rounds it
     twin = type(drafter)(drafter.config, network.to(saved), drafter.vocabulary, drafter.target)
     twin.window = drafter.window
     return _frozen(twin, dtype, drafter.target.device)

@@ -15,6 +15,7 @@ from forerun.errors import OptionError, nearest
 from forerun.sampling import VerifyMode
 from forerun.sampling.options import check_whole, is_finite
 from forerun.target.base import Target
+from forerun.target.dtypes import dtype_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -163,5 +164,5 @@ def drafting_up_to(loaded: Sequence[LoadedDrafter], k: int) -> list[LoadedDrafte
 
 
 def _context(target: Target, options: EngineOptions) -> LoadContext:
-    dtype = cast("Dtype", str(target.dtype).removeprefix("torch."))
+    dtype = cast("Dtype", dtype_name(target.dtype))
     return LoadContext(target, dtype, cast("Device", target.device.type), options.trust_remote_code)

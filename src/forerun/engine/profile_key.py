@@ -12,6 +12,7 @@ import torch
 from forerun.budget.profile import ProfileKey
 from forerun.drafters.config import SpeculativeConfig
 from forerun.target.base import Target
+from forerun.target.dtypes import dtype_name
 from forerun.target.fingerprint import fingerprint
 from forerun.target.hf import HFTarget
 
@@ -24,7 +25,7 @@ def engine_key(target: Target) -> ProfileKey:
     Threads are those torch computes with, 0 where the target is not on the CPU: there they decide little.
     """
     device, threads = target.device, torch.get_num_threads() if target.device.type == "cpu" else 0
-    return ProfileKey(_model(target), str(target.dtype).removeprefix("torch."), _device_name(device), threads)
+    return ProfileKey(_model(target), dtype_name(target.dtype), _device_name(device), threads)
 
 
 def model_of(config: SpeculativeConfig) -> str:

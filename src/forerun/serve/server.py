@@ -17,6 +17,7 @@ from forerun.serve.errors import unavailable
 from forerun.serve.loglines import Levels, StatsLog
 from forerun.serve.options import ServeOptions
 from forerun.serve.service import Service
+from forerun.target.dtypes import dtype_name
 
 logger = logging.getLogger("forerun.serve")
 
@@ -130,7 +131,7 @@ def info(server: Server) -> dict[str, Any]:
         "system_fingerprint": service.fingerprint,
         "max_model_len": service.target.window,
         "chat_template": service.prompts.tokenizer.chat_template is not None,
-        "dtype": str(service.target.dtype).removeprefix("torch."),
+        "dtype": dtype_name(service.target.dtype),
         "device": str(service.target.device),
         "verify_mode": service.verify_mode,
         "engine": {

@@ -14,6 +14,7 @@ import torch
 
 from forerun.errors import DoesNotFit, ModelError
 from forerun.parsing import json_of
+from forerun.target.dtypes import dtype_name, dtype_named
 
 GIB = 1 << 30
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -53,10 +54,11 @@ class Checkpoint:
         name = next((one for one in named if one not in (None, "", "auto")), None)
         if name is None:
             return self.stored
-        found = getattr(torch, str(name).removeprefix("torch."), None)
-        if not isinstance(found, torch.dtype):
-            raise ModelError(f"--target: {self.folder / 'config.json'} names the dtype {name!r}, which torch has not")
-        return found
+        try:
+            return dtype_named(str(name))
+        except ValueError:
+            message = f"--target: {self.folder / 'config.json'} names the dtype {name!r}, which torch has not"
+            raise ModelError(message) from None
 
 
 class _Stored(NamedTuple):
@@ -205,7 +207,7 @@ def check_fits(
         second = f" + {head_copy / GIB:.2f} GiB for a packed copy of the head" if head_copy else ""
         raise DoesNotFit(
             f"--target: {checkpoint.parameters:,} parameters x {dtype.itemsize} bytes "
-            f"({str(dtype).removeprefix('torch.')}) x {times} {purpose}{second} = {need / GIB:.2f} GiB, "
+            f"({dtype_name(dtype)}) x {times} {purpose}{second} = {need / GIB:.2f} GiB, "
             f"but {free / GIB:.2f} GiB are free on {device}; "
             "choose a smaller model, another --dtype or another --device"
         )

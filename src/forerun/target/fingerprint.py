@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.target.base import Tokenizer
+from forerun.target.dtypes import dtype_name
 from forerun.target.hf import HFTarget
 from forerun.target.packed import PackedLinear
 
@@ -59,7 +60,7 @@ def fingerprint(target: HFTarget) -> Fingerprint:
         weights=weights_hash(target.model),
         tokenizer=tokenizer_hash(target.tokenizer),
         chat_template=template_hash(target.tokenizer),
-        dtype=str(target.dtype).removeprefix("torch."),
+        dtype=dtype_name(target.dtype),
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from forerun.errors import ModelError
 from forerun.folders import cache_folder
 from forerun.target.checkpoint import GIB, Checkpoint, check_fits
+from forerun.target.dtypes import dtype_name
 from forerun.target.pretrained import counted, pretrained, progress_bar, quiet
 
 MAGIC = b"GGUF"
@@ -38,7 +39,7 @@ def converted(path: Path, dtype: torch.dtype) -> Path:
     if magic != MAGIC:
         raise ModelError(f"--target: {path} is not a GGUF file (it does not begin with {MAGIC.decode()})")
     root = cache_folder() / "gguf"
-    name = f"{sha256_of(path)[:32]}-{str(dtype).removeprefix('torch.')}"
+    name = f"{sha256_of(path)[:32]}-{dtype_name(dtype)}"
     final = root / name
     try:
         root.mkdir(parents=True, exist_ok=True)

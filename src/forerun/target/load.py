@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 
@@ -15,6 +15,7 @@ from forerun.errors import ModelError, OptionError
 from forerun.sampling.options import check_whole
 from forerun.target.base import Target
 from forerun.target.checkpoint import Checkpoint, check_fits, inspect_folder
+from forerun.target.dtypes import dtype_name, dtype_named
 from forerun.target.hf import HFTarget
 from forerun.target.packed import pack_linears, packs
 from forerun.target.pretrained import counted, first_line, pretrained, progress_bar
@@ -116,7 +117,7 @@ def check_agrees(loaded: PreTrainedModel | Target, dtype: Dtype, device: Device,
     for name, asked in (("dtype", dtype), ("device", device)):
         if asked == "auto":
             continue
-        own = str(loaded.dtype).removeprefix("torch.") if name == "dtype" else loaded.device.type
+        own = dtype_name(loaded.dtype) if name == "dtype" else loaded.device.type
         if asked != own:
             raise OptionError(name, f"{asked!r} has no effect on a loaded model, which has {own}; leave it out")
     if revision is not None:
@@ -137,13 +138,13 @@ def choose_device(device: Device) -> torch.device:
 
 def choose_dtype(dtype: Dtype, own: torch.dtype, device: torch.device) -> torch.dtype:
     """The dtype to load in, `own` being the checkpoint's."""
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
     if dtype == "auto":
         # A CPU has no float16 arithmetic of its own to speak of; float32 holds every float16 value.
         return torch.float32 if own == torch.float16 and device.type == "cpu" else own
+    known = get_args(Dtype)
     if not isinstance(dtype, str) or dtype not in known:
-        raise OptionError("--dtype", f"must be one of auto, {', '.join(known)}, got {dtype!r}")
-    return known[dtype]
+        raise OptionError("--dtype", f"must be one of {', '.join(known)}, got {dtype!r}")
+    return dtype_named(dtype)
 
 
 # ------------------------------------------------------------------------------------------------------- where it is

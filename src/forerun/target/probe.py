@@ -21,6 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from forerun.errors import OptionError, UnsupportedModel
 from forerun.sampling.options import check_whole
 from forerun.target.attention import additive, attend, forerun_attention, rule_of, visible
+from forerun.target.dtypes import dtype_name
 from forerun.target.head import head_of, partial_head_of
 from forerun.target.pretrained import quiet
 
@@ -383,7 +384,8 @@ def _check_against_stock(model: PreTrainedModel, logits: Tensor) -> None:
     if broken or bool(never.all(-1).any()):
         what = f"{broken} of its logits are NaN or +inf" if broken else "it gives no token any probability"
         raise UnsupportedModel(
-            f"{name}: {what} in its own forward; the checkpoint is damaged, or --dtype {_dtype(model)} is too narrow"
+            f"{name}: {what} in its own forward; the checkpoint is damaged, "
+            f"or --dtype {dtype_name(model.dtype)} is too narrow"
         )
     if bool((ours.isnan() | (ours == torch.inf)).any()):
         raise UnsupportedModel(f"{name}: its own forward is finite, but with our attention it gives NaN or +inf")
@@ -402,7 +404,3 @@ def _check_against_stock(model: PreTrainedModel, logits: Tensor) -> None:
             f"{name}: its logits differ from those of its own forward by {difference.median():.1%}; "
             "it does something in its attention or before its head that is not understood here"
         )
-
-
-def _dtype(model: PreTrainedModel) -> str:
-    return str(model.dtype).removeprefix("torch.")

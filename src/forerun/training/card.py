@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import forerun
 from forerun.drafters.card import CARD
+from forerun.target.dtypes import dtype_name
 from forerun.training.checkpoints import Progress
 from forerun.training.config import as_yaml
 from forerun.training.metrics import POSITIONS
@@ -44,7 +45,7 @@ def _head(job: Job, progress: Progress) -> str:
     meta = {"library_name": job.drafter.library, "base_model": job.drafter.base_model, "tags": tags}
     lines = "\n".join(f"{name}: {json.dumps(value)}" for name, value in meta.items())
     parameters = sum(p.numel() for p in job.drafter.network.parameters())
-    saved = str(job.drafter.saved_dtype).removeprefix("torch.")
+    saved = dtype_name(job.drafter.saved_dtype)
     return (
         f"---\n{lines}\n---\n# `{kind}` drafter for {target}\n\n"
         f"A drafter for lossless speculative decoding: it guesses the next tokens, {target} checks them in one pass, "

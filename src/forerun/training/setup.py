@@ -15,6 +15,7 @@ from forerun.drafters.learned import DesignPlan, Learner
 from forerun.errors import DoesNotFit, ModelError, OptionError
 from forerun.target.allocator import keep_freed_memory
 from forerun.target.base import Target
+from forerun.target.dtypes import dtype_name
 from forerun.target.fingerprint import template_hash
 from forerun.training.config import Chosen, TrainingConfig
 from forerun.training.folder import TRACKERS, identity
@@ -190,8 +191,7 @@ def _complete(chosen: Chosen, order: Order, ranks: int, target: Target) -> Chose
     every = math.ceil(steps / EVALUATIONS)
     chosen = chosen.derive("eval_every", every, f"derived: {EVALUATIONS} times in {steps:,} steps")
     chosen = chosen.derive("save_every", chosen.config.eval_every, "derived: as eval_every")
-    dtype = str(target.dtype).removeprefix("torch.")
-    return chosen.derive("dtype", dtype, "derived: the target's")
+    return chosen.derive("dtype", dtype_name(target.dtype), "derived: the target's")
 
 
 def _design(chosen: Chosen, target: Target, train: View) -> Learner:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import TrainingFailed
+from forerun.target.dtypes import dtype_name
 from forerun.training.card import write_card
 from forerun.training.checkpoints import Checkpoint, Checkpoints, Progress, give_weights, named, under, weights_of
 from forerun.training.config import Chosen
@@ -232,9 +233,8 @@ class Trainer:
         dtype = self.job.drafter.saved_dtype
         bad = unsavable(self.job.drafter.network, dtype)
         if bad is not None:
-            name = str(dtype).removeprefix("torch.")
             raise TrainingFailed(
-                f"step {self.progress.step}: {bad} has weights that {name} cannot hold (at most "
+                f"step {self.progress.step}: {bad} has weights that {dtype_name(dtype)} cannot hold (at most "
                 f"{torch.finfo(dtype).max:,.6g}); choose another --dtype, or lower --learning-rate"
             )
 

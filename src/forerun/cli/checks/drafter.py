@@ -18,6 +18,7 @@ from forerun.engine.propose import LoadedDrafter
 from forerun.engine.stats import DecodingStats, total
 from forerun.sampling import Sampling
 from forerun.target.base import Target
+from forerun.target.dtypes import dtype_name
 from forerun.target.fingerprint import PROBE
 from forerun.target.hf import HFTarget
 
@@ -64,8 +65,8 @@ def _model_checks(target: Target, model: Target, name: str) -> Iterator[Check]:
             "the target's is used for both; a drafter trained on another one accepts less",
         )  # fmt: skip
     yield Check.of(
-        f"{name} dtype", model.dtype == target.dtype, str(model.dtype).removeprefix("torch."),
-        str(target.dtype).removeprefix("torch."), "--dtype is meant for both",
+        f"{name} dtype", model.dtype == target.dtype, dtype_name(model.dtype),
+        dtype_name(target.dtype), "--dtype is meant for both",
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from forerun.cli.checks.check import Check
 from forerun.cli.console import progress
 from forerun.cli.prompts import embedded_prompts
 from forerun.target.base import BLOCK_SIZE
+from forerun.target.dtypes import dtype_name
 from forerun.target.fingerprint import fingerprint
 from forerun.target.hf import HFTarget
 from forerun.target.noise import measure_noise
@@ -32,7 +33,7 @@ def target_checks(target: HFTarget) -> Iterator[Check]:
     """Every check of one loaded target. The last ones use its KV storage: an engine is made after them."""
     size, broken = _read_weights(target)
     what = f"{target.name}: {type(target.model).__name__}, {size / MIB:,.1f} MiB of weights"
-    yield Check("target", "ok", f"{what}, {_dtype(target.dtype)} on {target.device}")
+    yield Check("target", "ok", f"{what}, {dtype_name(target.dtype)} on {target.device}")
     yield Check("fingerprint", "ok", ", ".join(f"{k} {v[:8]}" for k, v in fingerprint(target).to_dict().items()))
     yield Check.of(
         "weights", not broken, f"{len(broken)} tensors are not finite: {', '.join(broken[:3])}" if broken else "finite",
@@ -123,7 +124,3 @@ def _verify_cost(target: HFTarget, weight_bytes: int) -> Check:
         "verify cost", dear < 5, found, "5 rows (K = 4) cheaper than five passes of one row",
         "drafting cannot pay here; try another --dtype, or fewer --threads",
     )  # fmt: skip
-
-
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -15,6 +15,7 @@ from forerun.drafters.checkpoint import WEIGHTS, unpacked
 from forerun.drafters.learned import DraftConfig, LearnedDrafter
 from forerun.drafters.small.record import made_from
 from forerun.errors import OptionError
+from forerun.target.dtypes import dtype_name
 from forerun.target.fingerprint import Fingerprint, differences, fingerprint
 from forerun.target.hf import HFTarget
 
@@ -139,7 +140,7 @@ def _weights(target: HFTarget, drafter: LearnedDrafter) -> Iterator[Check]:
     """As they are used: finite in the file, they may not be so in a narrower dtype."""
     state = unpacked(drafter.network).state_dict()
     broken = [name for name, tensor in state.items() if not bool(tensor.isfinite().all())]
-    used, stored = str(target.dtype).removeprefix("torch."), drafter.config.dtype
+    used, stored = dtype_name(target.dtype), drafter.config.dtype
     size = sum(tensor.numel() for tensor in state.values())
     bad = f"{len(broken)} tensors are not finite in {used}: {', '.join(broken[:3])}"
     yield Check.of(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from forerun.drafters.base import Drafter, LoadContext
 from forerun.drafters.learned.config import DraftConfig, DraftSettings
 from forerun.drafters.learned.learner import Learner
+from forerun.target.dtypes import dtype_named
 
 if TYPE_CHECKING:
     import torch
@@ -72,10 +73,7 @@ class LearnedDrafter(Learner, Drafter):
 
     @property
     def saved_dtype(self) -> torch.dtype:
-        import torch
-
-        dtype: torch.dtype = getattr(torch, self.config.dtype)
-        return dtype
+        return dtype_named(self.config.dtype)
 
     @property
     def made_for(self) -> Mapping[str, str]:

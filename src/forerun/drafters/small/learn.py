@@ -21,6 +21,7 @@ from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.errors import ModelError, OptionError
 from forerun.target.base import Target
 from forerun.target.donor import layers_by_influence
+from forerun.target.dtypes import dtype_named
 from forerun.target.hf import HFTarget
 from forerun.target.student import StudentModel, cut_student, load_student
 from forerun.target.tokenizer import HFTokenizer, shared_vocabulary
@@ -90,7 +91,7 @@ class SmallLearner(Learner):
                 "--max-length",
                 f"the samples have up to {plan.training_length} tokens, {begun.name} takes {begun.network.window}",
             )
-        return cls(begun, target, getattr(torch, plan.dtype), settings, plan.chat_template)
+        return cls(begun, target, dtype_named(plan.dtype), settings, plan.chat_template)
 
     @property
     def base_model(self) -> str:
