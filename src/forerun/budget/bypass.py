@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from forerun.budget.curve import FloatArray
 
-MIN_PREDICTED_GAIN = 0.04
-"""Below this gain drafting is not worth its risk: cost curves are known to a few percent."""
-HYSTERESIS = 0.02
+MIN_PREDICTED_GAIN = 0.01
+"""Below this gain nothing is drafted. With the hysteresis it is what is forgone where drafting would pay, so it is small:
+costs are known to a few percent, but they are wrong to either side, and real step times correct them."""
+HYSTERESIS = 0.01
 """Gain beyond the minimum that it takes to come back: at a border the answer must not change with every step."""
 PROBING_SHARE = 0.01
 """Share of the decoding time that probing may cost."""
@@ -43,25 +44,12 @@ class Reason(StrEnum):
     """The drafter's state of this request was dropped and cannot be rebuilt."""
 
 
-class Gate:
-    """Open while drafting pays: closes below the minimum, opens again only at minimum + hysteresis."""
-
-    __slots__ = ("_close", "_open", "is_open")
+class Gates:
+    """A gate for each request, open while drafting pays: closes below the minimum, opens again only at minimum +
+    hysteresis.
+    """
 
     def __init__(self, minimum: float = MIN_PREDICTED_GAIN, hysteresis: float = HYSTERESIS):
-        self._close, self._open = minimum, minimum + hysteresis
-        self.is_open = True
-
-    def update(self, gain: float) -> bool:
-        """Whether to draft at this predicted gain."""
-        self.is_open = gain >= (self._close if self.is_open else self._open)
-        return self.is_open
-
-
-class Gates:
-    """A gate for each request."""
-
-    def __init__(self, minimum: float, hysteresis: float):
         self._close, self._open = minimum, minimum + hysteresis
         self._closed: set[int] = set()
 
@@ -78,6 +66,17 @@ class Gates:
 
     def forget(self, request_id: int) -> None:
         self._closed.discard(request_id)
+
+
+class Gate:
+    """`Gates` of one, for a step as a whole."""
+
+    def __init__(self, minimum: float = MIN_PREDICTED_GAIN, hysteresis: float = HYSTERESIS):
+        self._gates = Gates(minimum, hysteresis)
+
+    def update(self, gain: float) -> bool:
+        """Whether to draft at this predicted gain."""
+        return bool(self._gates.update((0,), np.array([gain]), np.array([True]))[0])
 
 
 def probe_interval(round_ratio: float, share: float = PROBING_SHARE) -> float:
