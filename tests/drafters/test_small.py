@@ -11,7 +11,7 @@ from forerun import Sampling
 from forerun.drafters.base import Accepted, DraftView, draw_drafts, is_deterministic
 from forerun.drafters.small import INGEST_ROWS, Small
 from forerun.sampling import NOTHING, Noise, Row, distribution
-from forerun.target.table import TableTarget, history_model, position_model
+from forerun.target.table import TableTarget, history_model, position_model, table_model
 
 
 def _view(tokens, k=4, request_id=1, **options) -> DraftView:
@@ -67,6 +67,18 @@ def test_point_masses_have_no_law(options, law):
             row = exact._logits(path)
             assert token == row.index(max(row))
             path.append(token)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_eq_1_a_greedy_draft_takes_the_lowest_of_equal_ids(temperature):
+    """EQ-1: two equal largest logits after every token, drafted greedily, for a sampled request too.
+
+    https://github.com/vllm-project/vllm/issues/7627
+    """
+    table = [[0, 5, 1, 5, 2], [5, 1, 5, 0, 2], [1, 0, 2, 5, 5], [2, 5, 5, 1, 0], [5, 5, 2, 1, 0]]
+    view = _view([4], draft_greedily=True, sampling=Sampling(temperature=temperature))
+    [draft] = _small(table_model(table), 5).propose([view], _always)
+    assert draft.tokens == [0, 1, 0, 1]
 
 
 def test_drafts_of_a_batch_are_those_of_each_alone():

@@ -7,9 +7,11 @@ import torch
 
 from drafters.kinds import SETTINGS, drafting
 from drafters.learning import features_of, tiny_target
-from engine.conftest import PROMPTS, bytes_for, drive, engine_of, plain, preempt_all
+from engine.conftest import PROMPTS, bytes_for, configured, drive, engine_of, plain, preempt_all
 from forerun import Sampling
-from forerun.drafters.base import Accepted
+from forerun.drafters.base import Accepted, Draft, Drafter
+from forerun.drafters.fake import Script
+from forerun.drafters.layers import Rotary
 from forerun.drafters.ngram import Ngram
 from forerun.target.base import BLOCK_SIZE
 from forerun.target.table import history_model
@@ -82,6 +84,77 @@ def test_li_1_blocks_end_at_the_window(name):
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "dflash", "dspark"])
+def test_ts_8_no_slot_lies_beyond_the_drafters_own_positions(name):
+    """TS-8: a drafter of 20 positions, a target of 99: a text that grows past them is drafted for up to the last one,
+    a prompt that is longer than all of them not at all; no slot is turned by a position that was never trained.
+
+    https://github.com/vllm-project/vllm/issues/48894
+    """
+    target, drafter, seen = history_model(7, seed=3, window=99), drafting(name, history_model(7, seed=3, window=20)), []
+    [rotary] = [module for module in drafter.network.modules() if isinstance(module, Rotary)]
+    propose = drafter.propose
+
+    def watch(views, keep_drafting):
+        hook = rotary.register_forward_pre_hook(lambda _, args: seen.extend(args[0].tolist()))
+        try:
+            return propose(views, keep_drafting)
+        finally:
+            hook.remove()
+
+    drafter.propose = watch
+    prompts, sampling = [[1, 2, 3], [i * i % 7 for i in range(30)]], Sampling(temperature=0, max_tokens=24)
+    engine = engine_of(target, drafter, num_speculative_tokens=3)
+    short, long = engine.generate(prompts, sampling)
+    assert [short.token_ids, long.token_ids] == list(plain(target, prompts, sampling).values())
+    assert 18 <= max(seen) < 20
+    assert (long.stats.drafted, long.stats.drafter_faults, short.stats.drafter_faults) == (0, 0, 0)
+    assert min(one.stats.skipped_steps["context"] for one in (short, long)) >= 4
+
+
+def _proposals(drafter: Drafter) -> dict[tuple[int, ...], Draft]:
+    """What it proposes from now on, by the text it proposes for."""
+    made, propose = {}, drafter.propose
+
+    def watch(views, keep_drafting):
+        drafts = propose(views, keep_drafting)
+        made.update((tuple(view.tokens), draft) for view, draft in zip(views, drafts, strict=True))
+        return drafts
+
+    drafter.propose = watch
+    return made
+
+
+@pytest.mark.parametrize("name", ["eagle3", "dspark"])
+def test_cr_4_a_drafter_that_returns_drafts_as_if_it_had_read_all(name):
+    """CR-4: K = 3, then 0 while a batch-mate is there, then 3 again: the first draft behind the pause, confidences
+    included, is that of a drafter whose prompt was the whole text.
+
+    https://github.com/vllm-project/vllm-metal/pull/716
+    """
+    target, table = history_model(7, seed=3), {"num_speculative_tokens_per_batch_size": {"1": 3, "2-8": 0}}
+    paused, cold = drafting(name, target), drafting(name, target)
+    engine, made, fresh = configured(target, paused, table), _proposals(paused), _proposals(cold)
+    requests = engine.submit([PROMPTS[0]], Sampling(temperature=0, max_tokens=40))
+    drafted = [bool(engine.step() and made) for _ in range(3)]
+    [mate] = engine.submit([PROMPTS[1]], Sampling(temperature=0, max_tokens=11))
+    while mate.finish_reason is None:
+        made.clear()
+        engine.step()
+    assert drafted[-1]
+    assert not made
+    while not made:
+        engine.step()
+    [(text, draft)] = made.items()
+    engine.cancel(requests)
+    greedy = Sampling(temperature=0, max_tokens=5)
+    [before] = engine_of(target, cold, num_speculative_tokens=3).generate([text[:-1]], greedy)
+    assert len(text) > 3 + 2 + 10
+    assert before.token_ids[0] == text[-1]
+    assert draft.tokens == fresh[text].tokens
+    assert draft.confidence == pytest.approx(fresh[text].confidence, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "dflash", "dspark"])
 def test_features_that_reach_the_drafter_are_those_of_training(name):
     """Captured = decoded: the rows a drafter is given over prefill chunks, rounds and rejections are, in order, those
     one pass over the finished text gives, the last layer included.
@@ -108,6 +181,39 @@ def test_features_that_reach_the_drafter_are_those_of_training(name):
         torch.testing.assert_close(
             seen[request.id][: len(tokens)], features_of(target, tokens, drafter.taps), rtol=1e-4, atol=1e-5
         )
+
+
+class Reading(Script):
+    """Guesses the same tokens always, and keeps the features it is given by (request, row)."""
+
+    def __init__(self, name: str, taps: tuple[int, ...]):
+        super().__init__(lambda view: [0, 1, 2])
+        self.name, self.taps, self.rows = name, taps, {}
+
+    def commit(self, accepted):
+        for rows in accepted:
+            for place, features in zip(range(rows.start, rows.end), rows.features.tolist(), strict=True):
+                self.rows[rows.request_id, place] = features
+
+
+def test_ts_3_drafters_of_one_engine_are_each_given_the_layers_they_read():
+    """TS-3: three drafters whose layers overlap, over prefill chunks, rounds and rejections: one pass computes the
+    layers of all, and each gets the columns of its own in ascending order, row by row.
+
+    https://github.com/vllm-project/vllm/pull/40727, https://github.com/sgl-project/sglang/pull/31047
+    """
+    target = history_model(7, seed=3)
+    drafters = [Reading("one", (1, 3)), Reading("two", (2,)), Reading("three", (0, 2, 3))]
+    engine = engine_of(target, *drafters, num_speculative_tokens=3, max_num_batched_tokens=16)
+    requests = engine.submit([[i % 7 for i in range(20)], [4, 4]], Sampling(temperature=0, max_tokens=12))
+    drive(engine, requests)
+    for drafter in drafters:
+        want = {
+            (request.id, place): [x for h in drafter.taps for x in target.feature(h, request.tokens[: place + 1])]
+            for request in requests
+            for place in range(len(request.tokens) - 1)
+        }
+        assert drafter.rows == want, drafter.name
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "dflash", "dspark"])

@@ -320,16 +320,17 @@ def test_processed_rows_do_not_leak_into_log_probabilities():
 
 
 def test_nu_1_greedy_rows_inside_a_sampled_batch():
-    """T = 0, 0.7, 1 and top_k = 1 in one batch, drafts of probability 0 under the target and under the drafter: no NaN,
-    each row as alone, counts within 0 .. K.
+    """T = 0, 0.7, 1 and top_k = 1 in one batch, two neighbours of which differ in their temperature alone, drafts of
+    probability 0 under the target and under the drafter: no NaN, each row as alone, counts within 0 .. K.
 
     https://github.com/vllm-project/vllm/pull/27077, https://github.com/sgl-project/sglang/pull/23296
     """
     samplings = [
-        Sampling(temperature=0, max_tokens=20, seed=1, logprobs=1),
-        Sampling(temperature=0.7, top_k=2, max_tokens=20, seed=2, logprobs=1),
-        Sampling(temperature=1, max_tokens=20, seed=3, logprobs=1),
-        Sampling(temperature=1, top_k=1, max_tokens=20, seed=4, logprobs=1),
+        Sampling(temperature=0, max_tokens=12, seed=1, logprobs=1),
+        Sampling(temperature=0.7, max_tokens=12, seed=5, logprobs=1),
+        Sampling(temperature=0.7, top_k=2, max_tokens=12, seed=2, logprobs=1),
+        Sampling(temperature=1, max_tokens=12, seed=3, logprobs=1),
+        Sampling(temperature=1, top_k=1, max_tokens=12, seed=4, logprobs=1),
     ]
     drafters = {
         "impossible": lambda: Script(lambda view: [6, 5, 4][: view.k]),
@@ -339,12 +340,12 @@ def test_nu_1_greedy_rows_inside_a_sampled_batch():
         engine = lambda make=make, mode=mode: engine_of(  # noqa: E731
             history_model(7, seed=3), make(), num_speculative_tokens=3, verify_mode=mode
         )
-        together = engine().generate([[1, 2, 3]] * 4, samplings)
+        together = engine().generate([[1, 2, 3]] * 5, samplings)
         for one, sampling in zip(together, samplings, strict=True):
             assert same(one, engine().generate([[1, 2, 3]], sampling)[0])
             assert all(math.isfinite(entry.logprob) for entry in one.logprobs)
             assert 0 <= one.stats.accepted <= one.stats.verified <= 3 * one.stats.target_steps
-        assert together[0].token_ids == together[3].token_ids
+        assert together[0].token_ids == together[4].token_ids
 
 
 def test_the_law_of_a_verify_row_is_that_of_its_own_place():

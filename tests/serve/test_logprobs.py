@@ -55,6 +55,11 @@ def _expected(done, sampling: Sampling) -> list[list[float]]:
 CASES = pairwise(
     {"drafter": KINDS, "options": list(OPTIONS), "mode": ["rejection", "coupled"], "logprobs": [RAW, PROCESSED]}
 )
+CASES += [
+    {"drafter": "oracle", "options": options, "mode": "coupled", "logprobs": PROCESSED}
+    for options in ("penalties", "words", "long")
+]
+"""Pairs, and with accepted drafts what makes the law of a place depend on the drafts before it."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case.values()))
@@ -74,6 +79,8 @@ def test_lp_1_log_probabilities_are_those_of_the_mode(case):
     results = engine.generate(PROMPTS, sampling)
     if case["mode"] == "coupled" or sampling.greedy:
         assert [done.token_ids for done in results] == list(known.values())
+    if case["drafter"] == "oracle" and case["mode"] == "coupled":
+        assert sum(done.stats.accepted for done in results) == sum(done.stats.verified for done in results) > 9
     for done in results:
         expected = _expected(done, sampling)
         assert [entry.token_id for entry in done.logprobs] == done.token_ids

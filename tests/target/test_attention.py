@@ -106,6 +106,27 @@ def test_eq_5_the_number_of_rows_moves_a_row_by_rounding_only(plan, dtype, bound
         assert (_last_row(plan, rows, 0, dtype) - one).abs().max() <= bound * one.abs().max()
 
 
+@pytest.mark.parametrize("end", [21, 130])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (8, None), (None, 2.0)])
+def test_eq_5_bfloat16_rows_of_a_verify_block_have_the_bits_of_single_rows(end, window, softcap):
+    """EQ-5: in the loop plan 2, 5 and 8 rows in one call equal as many calls of one row, bit by bit. (Attended to
+    together, some CPUs sum them in another order at these lengths.)
+
+    https://github.com/lightseekorg/tokenspeed/issues/904, https://github.com/ml-explore/mlx-lm/issues/1423
+    """
+    generator = torch.Generator().manual_seed(5)
+    draw = lambda *shape: torch.randn(*shape, generator=generator).bfloat16()  # noqa: E731
+    table, rule = list(range(-(-end // BLOCK_SIZE))), Rule(0.125, window, softcap)
+    store = LayerStore(draw(len(table) * BLOCK_SIZE, 2, 64), draw(len(table) * BLOCK_SIZE, 2, 64), window)
+    for rows in (2, 5, 8):
+        query = draw(1, 8, rows, 64)
+        start = end - rows
+        together = LoopPlan(Batch([Segment([0] * rows, start, table, 0)]), CPU).attend(query, store, rule)
+        for row in range(rows):
+            alone = LoopPlan(Batch([Segment([0], start + row, table, 0)]), CPU)
+            assert torch.equal(together[:, row], alone.attend(query[:, :, row : row + 1], store, rule)[:, 0])
+
+
 @pytest.mark.parametrize("plan", PLANS)
 def test_rows_that_nobody_wrote_are_not_seen(plan):
     """NaN in every slot beyond the segment's own rows changes nothing: no plan reads past `end`."""
