@@ -34,6 +34,32 @@ def denied(refused: Refused, tmp_path: Path) -> Refused:
     return call
 
 
+def test_vanilla_drafts_nothing_either(denied: Refused) -> None:
+    """Named or not: a number of tokens to draft is not dropped in silence."""
+    line = denied("--prompt", "a", "--drafter", "vanilla", "--num-speculative-tokens", 4)
+    assert line.startswith("--num-speculative-tokens: nothing drafts")
+
+
+def test_where_costs_cannot_be_kept_is_told_before_they_are_measured(refused: Refused) -> None:
+    """A minute and a half of measuring is not thrown away."""
+    line = refused("profile", "embedded", "--calibration-cache", "/dev/null/costs")
+    assert line == "--calibration-cache: /dev/null/costs cannot be made or written; name another folder, or off"
+
+
+def test_an_empty_name_is_said_to_be_empty(denied: Refused) -> None:
+    """Not looked for: to the file system it is the working folder."""
+    assert denied("--prompt", "@").startswith("--prompt: name a file behind @")
+    assert denied("--prompt", "a", "--target", "") == "--target: is empty; name a model"
+    for drafter in ("", "ngram,,small"):
+        assert denied("--prompt", "a", "--drafter", drafter) == "--drafter: a name is empty"
+
+
+def test_what_colours_is_refused_by_the_name_that_was_given(refused: Refused) -> None:
+    """--show-rejected implies --show-drafts; it is not the one to leave away."""
+    for flag in ("--show-drafts", "--show-rejected"):
+        assert refused("generate", "--prompt", "a", "--json", flag).startswith(f"{flag}: colours text")
+
+
 NESTED = '{"prompt": ' + "[" * 100_000
 """Deeper than Python's reader of JSON goes."""
 DIGITS = '{"prompt": [' + "9" * 5000 + "]}"

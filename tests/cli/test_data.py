@@ -82,6 +82,14 @@ def test_json_is_the_manifest(run: Run, tiny_qwen3_dir: Path, data: Path, tmp_pa
     assert len(train) + len(held) == 30
 
 
+def test_show_says_why_there_is_nothing_to_show(refused, tiny_qwen3_dir: Path, tmp_path: Path):
+    """Prompts without answers: told like --out tells it, not an empty screen."""
+    data = tmp_path / "prompts.jsonl"
+    data.write_text('{"prompt": "a"}\n')
+    line = refused("data", "prepare", data, "--target", tiny_qwen3_dir, "--show", 1)
+    assert line.startswith("DATA: no sample to show: 1 no answer (as ")
+
+
 def test_show_marks_what_is_learned(
     run: Run, tiny_qwen3_dir: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,28 @@ def test_flags_of_vllm_that_ask_for_what_is_so_are_accepted(refused):
         assert refused("serve", *flags, "--block-size", "16", "--port", port).startswith("--port: cannot listen at")
 
 
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--host", "192.0.2.1"], "--host: cannot listen at 192.0.2.1:0: "),  # an address of no machine (RFC 5737)
+        (["--host", "no such host"], "--host: cannot listen at no such host:0: "),
+        (["--port", "65536"], "--port: must be in 0 .. 65535, got 65536"),
+        (["--port", "-1"], "--port: must be in 0 .. 65535, got -1"),
+    ],
+    ids=str,
+)
+def test_an_address_that_cannot_be_used_is_named_by_its_part(refused, flags, line):
+    """Which of the two to change."""
+    assert refused("serve", "--port", "0", *flags).startswith(line)
+
+
+def test_a_missing_template_file_gets_no_hint_about_prompts(refused):
+    """`@@` is a spelling of prompts."""
+    assert refused("serve", "--chat-template", "nothing") == (
+        "--chat-template: cannot read nothing: No such file or directory"
+    )
+
+
 def test_help_is_quick_and_names_the_groups(run):
     """Help needs neither torch nor the web framework."""
     ran = run("serve", "--help")

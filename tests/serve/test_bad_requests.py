@@ -31,6 +31,22 @@ def test_a_malformed_body_is_a_400(site, path, content):
     assert reply.error["type"] == INVALID
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"prompt": "a", "n": ' + b"9" * 5000 + b"}", "the body is no JSON: a number has too many digits"),
+        (b'{"prompt": [-1]}', "prompt[0]: input should be greater than or equal to 0, got -1"),
+        (b'{"prompt": [1, "a"]}', 'prompt[1]: input should be a valid integer, got "a"'),
+        (b'{"prompt": ["a", 1]}', "prompt[1]: input should be a valid string, got 1"),
+        (b'{"prompt": [[1, "a"]]}', 'prompt[0][1]: input should be a valid integer, got "a"'),
+        (b'{"prompt": "a", "prediction": "b"}', 'prediction: input should be an object, got "b"'),
+    ],
+)
+def test_a_message_is_about_what_was_meant(site, content, said):
+    """Of a field's alternatives the one that the value resembles; nothing of what is inside this program."""
+    assert site.post(COMPLETIONS, content).error["message"] == said
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_an_unknown_field_is_named_with_the_nearest_one(site, path):
     """`temprature` is a 400 that says `temperature`."""

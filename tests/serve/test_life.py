@@ -6,16 +6,20 @@ import asyncio
 import json
 import logging
 import random
+import signal
 import threading
 import time
 from contextlib import suppress
 
 import pytest
+import uvicorn
 
 from forerun.drafters.fake import Broken
 from forerun.engine import aio
+from forerun.serve import ServeOptions
 from forerun.serve.gate import Gate
-from forerun.serve.server import LOADER
+from forerun.serve.run import _Uvicorn
+from forerun.serve.server import LOADER, Server
 from serve.kit import Reply, Site, ascii_model, engine, noisy_engine
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -381,6 +385,43 @@ def test_who_is_not_done_when_draining_ends_is_told(stream):
         else:
             assert reply.status == 503
         site.settle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_runs_when_a_stop_is_hurried_is_told(stream):
+    """Ctrl-C twice: the same clear error, without waiting for --drain-timeout."""
+    with Site(lambda: _slowed(0.02), drain_timeout=600) as site:
+
+        async def drain() -> Reply:
+            call = site.call("POST", COMPLETIONS, {**ENDLESS, "stream": stream})
+            running = asyncio.ensure_future(call.run())
+            while site.server.service.gate.inside < 1 or (stream and not call.reply.parts):
+                await asyncio.sleep(0.001)
+            draining = asyncio.ensure_future(site.server.drain())
+            await asyncio.sleep(0)
+            site.server.hurry()
+            await draining
+            return await running
+
+        reply = site.run(drain())
+        assert b'"unavailable_error"' in reply.body
+        assert reply.body.endswith(b"data: [DONE]\n\n") if stream else reply.status == 503
+        site.settle()
+
+
+def test_ctrl_c_again_hurries_and_sigterm_again_does_not(monkeypatch):
+    """Whoever is at the keyboard need not wait for --drain-timeout; what is cut off is told, not cancelled."""
+    server, hurried = Server(noisy_engine, ServeOptions()), []
+    monkeypatch.setattr(server, "hurry", lambda: hurried.append(True))
+    web = _Uvicorn(uvicorn.Config(app="none"))
+    web.server = server
+    for number in (signal.SIGTERM, signal.SIGTERM):
+        web.handle_exit(number, None)
+    assert web.should_exit
+    assert not hurried
+    web.handle_exit(signal.SIGINT, None)
+    assert hurried
+    assert not web.force_exit
 
 
 def test_while_the_model_loads_everything_is_503():

@@ -234,7 +234,7 @@ def test_the_loaded_profile_is_told(tmp_path):
     were measured with this profile."""
     with scheduled(str(tmp_path)) as site:
         found = site.get("/forerun/profile").json
-        assert found["scheduling"] == {"policy": "delayed", "adapts": True, "min_predicted_gain": 0.04}
+        assert found["scheduling"] == {"policy": "delayed", "adapts": True, "min_predicted_gain": 0.005}
         target = found["profile"]["target"]
         assert target["measured"] == {"rows": [1, 2, 8], "seconds": [0.01, 0.012, 0.03]}
         assert target["planned"]["rows"] == list(range(1, 9))

@@ -82,7 +82,8 @@ def generate(
 def _check(show: ShowFlags, prompts: PromptFlags, streams: bool) -> None:
     """Options that contradict each other, before anything is read or loaded."""
     if show.colours and not streams:
-        raise OptionError("--show-drafts", "colours text on the screen; leave --json and --output away")
+        flag = "--show-rejected" if show.show_rejected else "--show-drafts"
+        raise OptionError(flag, "colours text on the screen; leave --json and --output away")
     if show.system is not None and not show.chat:
         raise OptionError("--system", "belongs to --chat")
     if not show.chat:

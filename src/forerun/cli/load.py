@@ -40,7 +40,7 @@ def chosen_drafters(flags: EngineFlags) -> list[SpeculativeConfig]:
         OptionError: as `EngineFlags.drafters`; or there is none, and a number of tokens to draft.
     """
     configs = flags.drafters()
-    if not configs and flags.num_speculative_tokens:
+    if flags.num_speculative_tokens and all(config.name == "vanilla" for config in configs):
         raise OptionError("--num-speculative-tokens", "nothing drafts; name a --drafter, or leave it out")
     return configs
 
@@ -87,6 +87,8 @@ def load_target_of(flags: EngineFlags) -> HFTarget:
     from forerun.engine import EngineOptions
     from forerun.target.load import load_target
 
+    if not flags.target:  # to the file system it is the working folder
+        raise OptionError("--target", "is empty; name a model")
     options = EngineOptions.of(flags.options())
     check_revision(flags.target, flags.revision)
     _check_cache(flags.calibration_cache)

@@ -135,11 +135,14 @@ def _preparation(data: list[str], found: Outline, template: TemplateFlags, choic
 def _show(preparation: Preparation, count: int) -> None:
     from forerun.cli.learned import show_sample
 
-    tokenizer = preparation.target.tokenizer
-    for number, (sample, _) in enumerate(preparation.again().samples(), start=1):
+    tokenizer, shown, number = preparation.target.tokenizer, preparation.again(), 0
+    for number, (sample, _) in enumerate(shown.samples(), start=1):
         show_sample(sample, tokenizer)
         if number == count:
             return
+    if number == 0:
+        reasons = "; ".join(line.strip() for line in shown.dropped.lines())
+        raise OptionError(shown.sources.option, f"no sample to show: {reasons or 'it is empty'}")
 
 
 def _write(preparation: Preparation, out: Path, to: OutFlags, json_: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ from forerun.cli.measuring import (
 )
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, PromptFlags, flags
 from forerun.cli.prompts import named_prompts, prompt_ids
+from forerun.errors import OptionError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,12 +76,13 @@ def profile(
     destination = Output(output)
     check_plots(amount.plots)
     options = amount.options()
+    folder = profiles_folder(engine.calibration_cache)
+    _check_takes_files(folder)
     ready = measurable(engine, model)
     named = named_prompts(prompts)
     with load_fixed(ready) as loaded:
         ids = prompt_ids(named, loaded.target.tokenizer, prompts.limit or PROMPTS)
         findings = measured(loaded, ids, options)
-        folder = profiles_folder(ready.calibration_cache)
         path = None if folder is None else write_profile(findings.profile, folder)
         _report(findings, loaded, path, destination, json_)
     if amount.plots is not None:
@@ -87,6 +90,15 @@ def profile(
 
         for picture in draw_profile(findings.profile, Path(amount.plots), typed()):
             notes().print(f"wrote {picture}")
+
+
+def _check_takes_files(folder: Path | None) -> None:
+    """OptionError if the profile could not be kept there: found before measuring. Nothing is made yet."""
+    if folder is None:
+        return
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise OptionError("--calibration-cache", f"{folder} cannot be made or written; name another folder, or off")
 
 
 # ------------------------------------------------------------------------------------------------------------- showing

@@ -133,8 +133,10 @@ def expand(option: str, value: str) -> str:
     """Text typed at a flag: `@FILE` stands for the file's text, `-` for standard input, `@@` for a literal `@`."""
     if value.startswith("@@"):
         return value[1:]
+    if value == "@":
+        raise OptionError(option, "name a file behind @; a literal @ is written @@")
     if value == "-" or value.startswith("@"):
-        return read_text(option, value.removeprefix("@"))
+        return read_text(option, value.removeprefix("@"), " (a text that begins with @ is written @@...)")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -142,13 +144,13 @@ def expand(option: str, value: str) -> str:
     return value
 
 
-def read_text(option: str, path: str) -> str:
-    """A file, or standard input for `-`, as strict UTF-8. OptionError names the option."""
+def read_text(option: str, path: str, hint: str = "") -> str:
+    """A file, or standard input for `-`, as strict UTF-8. OptionError names the option, with the hint where there is no
+    such file."""
     name = _name_of(path)
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
-        hint = " (a text that begins with @ is written @@...)" if option != "--prompts" else ""
         raise OptionError(option, f"cannot read {name}: {error.strerror or error}{hint}") from None
     try:
         return data.decode("utf-8")

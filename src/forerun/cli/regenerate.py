@@ -34,7 +34,12 @@ class ServerFlags:
         list[str] | None, typer.Option(metavar="URL", help="An OpenAI-compatible server that answers; may be repeated.")
     ] = None
     api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", show_default=False, help="Of the servers; better from there.")
+        str | None,
+        typer.Option(
+            envvar="OPENAI_API_KEY",
+            show_default=False,
+            help="Of the servers; the variable is not seen in lists of processes.",
+        ),
     ] = None
     concurrency: Annotated[int, typer.Option(help="Requests at a time, per server.")] = 16
     retries: Annotated[int, typer.Option(help="How often a request that got no answer is made again.")] = 6

@@ -55,7 +55,7 @@ class ServeFlags:
     ] = None
     max_queue: Annotated[int | None, _flag("Answers that may wait; beyond: 429 (256).", _SERVER)] = None
     max_body_bytes: Annotated[int | None, _flag("Largest body (8 MiB).", _SERVER)] = None
-    request_timeout: Annotated[float | None, _flag("Deadline of every request, in seconds.", _SERVER)] = None
+    request_timeout: Annotated[float | None, _flag("Deadline of every request, in seconds (none).", _SERVER)] = None
     drain_timeout: Annotated[float | None, _flag("Seconds for running requests at a stop (60).", _SERVER)] = None
     write_timeout: Annotated[float | None, _flag("Seconds a client may leave an event unread (60).", _SERVER)] = None
     sse_ping_interval: Annotated[float | None, _flag("Seconds of silence before a ping (15).", _SERVER)] = None
@@ -130,12 +130,21 @@ class ServeFlags:
 class OperatorFlags:
     """Flags of `vllm serve` that ask for what is so in any case; any other value of them is refused."""
 
-    enable_auto_tool_choice: Annotated[bool, _flag("Always so.", _REQUESTS, "--enable-auto-tool-choice")] = False
+    enable_auto_tool_choice: Annotated[
+        bool, _flag("Always so; taken from vLLM's command lines.", _REQUESTS, "--enable-auto-tool-choice")
+    ] = False
     enable_chunked_prefill: Annotated[
-        bool, _flag("Always so.", _SERVER, "--enable-chunked-prefill/--no-enable-chunked-prefill")
+        bool,
+        _flag(
+            "Always so; taken from vLLM's command lines.",
+            _SERVER,
+            "--enable-chunked-prefill/--no-enable-chunked-prefill",
+        ),
     ] = True
-    enforce_eager: Annotated[bool, _flag("Always so.", _SERVER, "--enforce-eager")] = False
-    block_size: Annotated[int | None, _flag("16.", _SERVER)] = None
+    enforce_eager: Annotated[bool, _flag("Always so; taken from vLLM's command lines.", _SERVER, "--enforce-eager")] = (
+        False
+    )
+    block_size: Annotated[int | None, _flag("Tokens of a KV block: 16, no other.", _SERVER)] = None
     quantization: Annotated[str | None, _flag("Not built; see --dtype.", _SERVER)] = None
 
     def check(self) -> None:

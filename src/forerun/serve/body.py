@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
 from forerun.serve.errors import ApiError, invalid, unknown, unsupported
@@ -95,7 +96,9 @@ def _parse(content: bytes) -> Any:
     except RecursionError:
         raise invalid(None, "the body is nested too deeply") from None
     except ValueError as error:  # no JSON, no UTF-8, NaN, or an integer of thousands of digits
-        raise invalid(None, f"the body is no JSON: {error}") from None
+        digits = "set_int_max_str_digits" in str(error)  # advice for whoever writes Python
+        said = "a number has too many digits" if digits else error
+        raise invalid(None, f"the body is no JSON: {said}") from None
 
 
 def _no_constant(name: str) -> Any:
@@ -111,7 +114,11 @@ def _first(error: ValidationError, kind: type[Fields]) -> ApiError:
     """The first complaint. Of a field with alternatives the one that got furthest speaks."""
     complaints = error.errors(include_url=False, include_context=False)
     field = complaints[0]["loc"][:1]
-    deepest = max((c for c in complaints if c["loc"][:1] == field), key=lambda c: len(c["loc"]))
+    firsts: dict[tuple[int | str, ...], ErrorDetails] = {}
+    for complaint in complaints:
+        if complaint["loc"][:1] == field:
+            firsts.setdefault(complaint["loc"][:-1], complaint)
+    deepest = max(firsts.values(), key=_reach)
     if deepest["type"] == "extra_forbidden":
         *place, name = deepest["loc"]
         path, inner = f"{_path(place)}.{name}", _names_at(kind, place)
@@ -119,8 +126,14 @@ def _first(error: ValidationError, kind: type[Fields]) -> ApiError:
     path = _path(deepest["loc"])
     if deepest["type"] == "missing":
         return invalid(path, "is required")
-    message = deepest["msg"]
+    message = "input should be an object" if deepest["type"] == "model_type" else deepest["msg"]
     return invalid(path, f"{message[0].lower()}{message[1:]}, got {_shown(deepest['input'])}")
+
+
+def _reach(complaint: ErrorDetails) -> tuple[int, int, bool]:
+    """How far an alternative got: how deep, up to which place of a list, and whether it was of the right type there."""
+    last = complaint["loc"][-1]
+    return len(complaint["loc"]), last if isinstance(last, int) else -1, not complaint["type"].endswith("_type")
 
 
 def _path(location: Sequence[int | str]) -> str:

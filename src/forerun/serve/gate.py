@@ -115,6 +115,10 @@ class Gate:
             async with asyncio.timeout(seconds):
                 await self._empty.wait()
         except TimeoutError:
-            for one in self._passes:
-                one.close()
+            self.close()
             await self._empty.wait()
+
+    def close(self) -> None:
+        """Ends those inside, each with a clear error, instead of waiting for them."""
+        for one in self._passes:
+            one.close()

@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from errno import EADDRNOTAVAIL
 from types import FrameType
 
 import uvicorn
@@ -22,16 +23,19 @@ logger = logging.getLogger("forerun.serve")
 
 
 class _Uvicorn(uvicorn.Server):
-    """Stops in two steps: first nobody is let in any more and who is inside finishes, then the socket closes."""
+    """Stops in two steps: first nobody is let in any more and who is inside finishes, then the process ends."""
 
     server: Server
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
         # Not super(): it would raise the signal again at the end, and a stop that was asked for is no failure.
-        if self.should_exit and sig == signal.SIGINT:
-            self.force_exit = True
-        elif not self.should_exit:
-            logger.info("stopping; running requests have %g s to finish", self.server.options.drain_timeout)
+        if not self.should_exit:
+            seconds = self.server.options.drain_timeout
+            logger.info("stopping; running requests have %g s to finish (Ctrl-C again: they end now)", seconds)
+        elif sig == signal.SIGINT:
+            # Not `force_exit`: it cancels what runs, which clients see as half an answer and the log as tracebacks.
+            logger.info("running requests are ended")
+            self.server.hurry()
         self.should_exit = True
 
 
@@ -89,14 +93,18 @@ async def _run(web: _Uvicorn, sock: socket.socket, server: Server) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port < 2**16:
+        raise OptionError("--port", f"must be in 0 .. 65535, got {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
-    except (OSError, OverflowError) as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a host that no name server could be asked for
         sock.close()
-        raise OptionError("--port", f"cannot listen at {host}:{port}: {error}") from None
+        about_host = isinstance(error, (UnicodeError, socket.gaierror)) or error.errno == EADDRNOTAVAIL
+        option = "--host" if about_host else "--port"
+        raise OptionError(option, f"cannot listen at {host}:{port}: {error}") from None
     sock.set_inheritable(True)
     return sock
 
