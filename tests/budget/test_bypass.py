@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.budget.bypass import Gate, Gates, ProbeLedger, Reason, StateKeeper, probe_interval
+from forerun.budget.bypass import Gate, ProbeLedger, Reason, StateKeeper, probe_interval
 
 
 def test_sp_2_a_gate_does_not_flutter_at_its_border():
@@ -26,18 +26,6 @@ def test_a_gate_closes_below_the_minimum_and_opens_beyond_the_hysteresis():
     assert [gate.update(g) for g in (0.04, 0.039, 0.05, 0.059, 0.06, 0.04, 0.0)] == [
         True, False, False, False, True, True, False,
     ]  # fmt: skip
-
-
-@given(st.lists(st.lists(st.floats(-0.02, 0.1), min_size=3, max_size=3), max_size=12), st.integers(0, 2))
-def test_the_gates_of_requests_are_a_gate_each(steps, absent):
-    """Over any gains; one that is not asked stays as it is and gives no, one that is forgotten is open again."""
-    gates, single = Gates(0.04, 0.02), {request: Gate(0.04, 0.02) for request in range(3)}
-    for i, gains in enumerate(steps):
-        asked = np.array([request != absent or i % 2 == 0 for request in range(3)])
-        expected = [bool(asked[r]) and single[r].update(gains[r]) for r in range(3)]
-        assert gates.update(range(3), np.array(gains), asked).tolist() == expected
-    gates.forget(1)
-    assert gates.update([1], np.array([0.04]), np.array([True])).tolist() == [True]
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.0, 20)), min_size=1, max_size=200), st.floats(0.001, 0.1))

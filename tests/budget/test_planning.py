@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -125,7 +126,8 @@ def test_prefill_rows_of_the_step_count():
 
 
 def share_by_force(load, verify, drafts, bids) -> float:
-    """The greatest theta over all lengths of all requests, contexts and draft costs included."""
+    """The greatest rate over all lengths of all requests, contexts and draft costs included: geometric mean of the
+    requests' tokens over the step's seconds."""
     best = 0.0
     for lengths in itertools.product(*(range(len(bid.survival) + 1) for bid in bids)):
         rows = np.array(lengths) + 1
@@ -134,8 +136,8 @@ def share_by_force(load, verify, drafts, bids) -> float:
         for name in {bid.drafter for bid in bids}:
             mine = [i for i, bid in enumerate(bids) if bid.drafter == name]
             seconds += drafts[name].of([lengths[i] for i in mine], [bids[i].context for i in mine])
-        tokens = len(bids) + sum(bid.survival[:n].sum() for bid, n in zip(bids, lengths, strict=True))
-        best = max(best, tokens / seconds)
+        tokens = [1 + bid.survival[:n].sum() for bid, n in zip(bids, lengths, strict=True)]
+        best = max(best, math.prod(tokens) ** (1 / len(bids)) / seconds)
     return best
 
 
@@ -148,7 +150,7 @@ def test_sharing_equals_brute_force_with_cheap_drafts(batch, curve, other_rows):
     bids = [Bid(r, 0, "d", np.cumprod(values)) for r, values in enumerate(batch)]
     verify, drafts, load = VerifyCost(CostCurve.measured(curve)), {"d": serial(1e-12)}, Load(len(batch), other_rows)
     shares = share(load, verify, drafts, bids)
-    plain = load.requests / verify.tokens(load.other_rows + load.requests)
+    plain = 1 / verify.tokens(load.other_rows + load.requests)
     assert (shares.gain + 1) * plain == pytest.approx(share_by_force(load, verify, drafts, bids), rel=1e-6)
 
 
@@ -173,6 +175,16 @@ def test_who_does_not_bid_gets_nothing_and_counts_as_load():
     verify = VerifyCost(CostCurve.measured({1: 1.0, 2: 1.0, 3: 1.1}))
     assert share(Load(2), verify, {"d": serial(1e-9)}, bids).lengths == [0, 1]
     assert share(Load(2), verify, {}, bids[:1]).gain == 0.0
+
+
+def test_hard_texts_get_rows_where_these_shorten_their_own_time():
+    """A row costs half a plain step of each request: the hard text's draft (.6) brings it 1.6 times the tokens. The sum
+    of all tokens a second would rather leave it out, so that hard texts would pile up in the batch."""
+    verify = VerifyCost(CostCurve.measured({2: 2.0, 3: 2.5, 4: 3.0, 5: 3.5, 6: 4.0}))
+    bids = [Bid(0, 0, "d", np.cumprod([0.99] * 2)), Bid(1, 0, "d", np.array([0.6]))]
+    assert share(Load(2), verify, {"d": serial(1e-12)}, bids).lengths == [2, 1]
+    tokens = 2 + bids[0].survival.sum()
+    assert tokens / verify.tokens(4) > (tokens + 0.6) / verify.tokens(5)
 
 
 def test_equal_bids_are_served_by_request_and_not_by_place():

@@ -132,7 +132,8 @@ def test_sp_2_a_load_at_a_border_does_not_flutter():
     known = one_drafter({1: 1.0, 5: 1.0, 10: 1.3, 12: 1.8, 64: 10.0}, serial(0.05))
 
     def changes(hysteresis: float) -> int:
-        scheduler = Scheduler(known, SchedulerOptions(hysteresis=hysteresis), priors={"small": [0.36] * 9})
+        options = SchedulerOptions(min_predicted_gain=0.04, hysteresis=hysteresis)
+        scheduler = Scheduler(known, options, priors={"small": [0.36] * 9})
         answers = []
         for step in range(100):
             plans = scheduler.plan([ask(i) for i in range(5 + step % 2)])
@@ -227,6 +228,25 @@ def test_an_unknown_drafter_is_tried_on_one_request_at_a_time():
     assert world.run(scheduler, 10).probes <= 1
 
 
+@pytest.mark.parametrize("lazy", [True, False])
+def test_a_probe_pays_for_what_its_drafter_has_to_take_in_first(lazy):
+    """A useless drafter and one long answer. Where it catches up only when it is asked, that comes out of the probes'
+    share too: 1 % of the time, and one probe more at most. One that follows every step pays as it goes."""
+    known = one_drafter(draft=serial(0.1, 0.1, follow=0.002))
+    scheduler, spent, taken_in = scheduled(known, drop_after=10**6), [], 0
+    for step in range(1000):
+        plan = scheduler.plan([Ask(0, step, (Option("small", 4, rebuilds=lazy),))])[0]
+        draft = Drafted(0, "small", plan.k) if plan.k else Drafted(0)
+        scheduler.record([Judged(draft, *scheduler.choose([draft]))])
+        if plan.k:
+            behind = step - taken_in if lazy else 0
+            spent.append((step, known.costs("small").round(1, plan.k, 1 + plan.k) - 1 + 0.002 * behind))
+            taken_in = step + 1
+    charged = [seconds for step, seconds in spent if step > 60]  # the first trials are free
+    assert len(charged) > 40
+    assert sum(charged) <= 0.01 * 940 + max(charged)
+
+
 def test_a_short_answer_is_not_spent_on_trials():
     """Two drafters that nobody has seen yet, one request of some 60 tokens: the trials of the one that is not in use
     take the place of at most every eighth of its drafts."""
@@ -242,6 +262,20 @@ def test_a_probe_goes_to_the_new_and_short_request():
     scheduler = Scheduler(known, priors={"small": [0.01]})
     plans = scheduler.plan([ask(0, context=900), ask(1, context=30), ask(2, context=500)])
     assert [plan.probe for plan in plans] == [False, True, False]
+
+
+def test_probes_go_round_whatever_they_find():
+    """Four requests, a look-up without a match in any of them: asked one after another, not the shortest again until
+    something is found, which would count its stretch without a match many times over."""
+    known = profile(BFLOAT16, {"ngram": FREE_LOOKUP})
+    scheduler, asked = Scheduler(known, priors={"ngram": [0.01]}), []
+    for _ in range(8):
+        asks = [Ask(i, 10 * i, (Option("ngram", 4),)) for i in range(4)]
+        asked += [plan.request_id for plan in scheduler.plan(asks) if plan.probe]
+        drafts = [Drafted(i) for i in range(4)]
+        scheduler.choose(drafts)
+        scheduler.record([Judged(draft, missed=("ngram",) * (draft.request_id == asked[-1])) for draft in drafts])
+    assert asked == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
 # ---------------------------------------------------------------------------------------------------- drafters' states
@@ -345,11 +379,27 @@ def test_reasons_are_never_those_of_an_earlier_step():
         assert scheduler.plan([ask(0, 0, reason=reason)])[0].reason is reason
 
 
+def test_the_minimum_is_asked_of_the_step_and_not_of_each_request():
+    """Three requests whose drafts are all accepted and one of which half are, .017 for itself where .04 are asked for:
+    it drafts beside them, since a row more costs less than it brings and its share of the call is missed otherwise."""
+    scheduler = scheduled(one_drafter(draft=serial(0.4)), min_predicted_gain=0.04)
+    for turn in range(30):
+        plans = scheduler.plan([ask(i, 1) for i in range(4)])
+        drafts = [Drafted(plan.request_id, "small" if plan.k else None, plan.k) for plan in plans]
+        lengths = scheduler.choose(drafts)
+        kept = [n if i > 0 or turn % 2 else 0 for i, n in enumerate(lengths)]
+        scheduler.record([Judged(*each) for each in zip(drafts, lengths, kept, strict=True)])
+    plans = scheduler.plan([ask(i, 1) for i in range(4)])
+    assert [plan.k for plan in plans] == [1, 1, 1, 1]
+    assert 0 < plans[0].gain < 0.04 < plans[1].gain
+
+
 def test_a_step_without_options_closes_nothing():
     """At the last token of every request there is nothing to draft, which says nothing about drafting: a gain between
     the minimum and the hysteresis beyond it is still enough in the next step."""
     known = one_drafter({1: 1.0, 5: 1.0, 10: 1.3, 12: 1.8, 64: 10.0}, serial(0.05))
-    scheduler = Scheduler(known, SchedulerOptions(hysteresis=0.03), priors={"small": [0.36] * 9})
+    options = SchedulerOptions(min_predicted_gain=0.04, hysteresis=0.03)
+    scheduler = Scheduler(known, options, priors={"small": [0.36] * 9})
     asks = [ask(i) for i in range(5)]
     for _ in range(3):
         assert any(plan.choices and not plan.probe for plan in scheduler.plan(asks))
@@ -496,13 +546,13 @@ def test_the_same_rounds_give_the_same_answers():
 
 
 def test_a_slower_machine_is_noticed():
-    """Passes with draft rows take twice what the profile says: K falls to what they are worth, within 100 steps."""
+    """Passes with draft rows take twice what the profile says: K falls to what they are worth, within 250 steps."""
     known = one_drafter({1: 1.0, 2: 1.01, 8: 1.05}, serial(0.01, 0.01))
     truth = one_drafter({1: 1.0, 2: 1.6, 8: 3.0}, serial(0.01, 0.01))
     world, scheduler = World(truth, everywhere(0.5), 1, tokens=500), scheduled(known)
     first = world.run(scheduler, 20)
-    world.run(scheduler, 150)
-    later = world.run(scheduler, 100)
+    world.run(scheduler, 230)
+    later = world.run(scheduler, 200)
     assert np.mean(first.lengths) > 3
     assert np.mean(later.lengths) < 1
     assert later.speedup > 0.95

@@ -91,7 +91,7 @@ def test_greedy_ids_are_plain_decodings_in_rejection_mode(kind, policy):
 @pytest.mark.parametrize("policy", [p for p in POLICIES if p not in ("fixed", "global")])
 def test_the_policies_do_choose(policy):
     """The control of the two above: under these costs the lengths planned and verified do vary."""
-    engine, _ = _scheduled("small", policy, "coupled", WARM)
+    engine, _ = _scheduled("ngram+small", policy, "coupled", WARM)
     reports = watched(engine)
     engine.generate(PROMPTS, WARM)
     assert len({report.plan.k for report in reports}) > 1

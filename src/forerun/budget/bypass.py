@@ -6,17 +6,11 @@ Everything here is decided before drafting, from history and costs, hence exact.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from enum import StrEnum
 
-import numpy as np
-from numpy.typing import NDArray
-
-from forerun.budget.curve import FloatArray
-
-MIN_PREDICTED_GAIN = 0.01
-"""Below this gain nothing is drafted. With the hysteresis it is what is forgone where drafting would pay, so it is small:
-costs are known to a few percent, but they are wrong to either side, and real step times correct them."""
+MIN_PREDICTED_GAIN = 0.005
+"""Below this gain of a step nothing is drafted. With the hysteresis it is what is forgone where drafting would pay, so
+it is small: costs are known to a few percent, but wrong to either side, and real step times correct them."""
 HYSTERESIS = 0.01
 """Gain beyond the minimum that it takes to come back: at a border the answer must not change with every step."""
 PROBING_SHARE = 0.01
@@ -44,39 +38,17 @@ class Reason(StrEnum):
     """The drafter's state of this request was dropped and cannot be rebuilt."""
 
 
-class Gates:
-    """A gate for each request, open while drafting pays: closes below the minimum, opens again only at minimum +
-    hysteresis.
-    """
+class Gate:
+    """Open while drafting pays: closes below the minimum, opens again only at minimum + hysteresis."""
 
     def __init__(self, minimum: float = MIN_PREDICTED_GAIN, hysteresis: float = HYSTERESIS):
         self._close, self._open = minimum, minimum + hysteresis
-        self._closed: set[int] = set()
-
-    def update(self, request_ids: Sequence[int], gains: FloatArray, asked: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """[R] whether to draft at these predicted gains; a gate that is not asked stays as it is, and gives no."""
-        least = [self._open if request in self._closed else self._close for request in request_ids]
-        is_open = asked & (gains >= least)
-        if self._closed:
-            self._closed.difference_update(request_ids[i] for i in np.flatnonzero(is_open).tolist())
-        shut = asked & ~is_open
-        if shut.any():
-            self._closed.update(request_ids[i] for i in np.flatnonzero(shut).tolist())
-        return is_open
-
-    def forget(self, request_id: int) -> None:
-        self._closed.discard(request_id)
-
-
-class Gate:
-    """`Gates` of one, for a step as a whole."""
-
-    def __init__(self, minimum: float = MIN_PREDICTED_GAIN, hysteresis: float = HYSTERESIS):
-        self._gates = Gates(minimum, hysteresis)
+        self._is_open = True
 
     def update(self, gain: float) -> bool:
         """Whether to draft at this predicted gain."""
-        return bool(self._gates.update((0,), np.array([gain]), np.array([True]))[0])
+        self._is_open = gain >= (self._close if self._is_open else self._open)
+        return self._is_open
 
 
 def probe_interval(round_ratio: float, share: float = PROBING_SHARE) -> float:
@@ -154,7 +126,6 @@ __all__ = [
     "PROBING_SHARE",
     "TRIALS",
     "Gate",
-    "Gates",
     "ProbeLedger",
     "Reason",
     "StateKeeper",

@@ -25,7 +25,7 @@ CARD_PRIOR = 20.0
 NEIGHBOUR_PRIOR = 6.0
 """Rounds that the position before weighs against a position's own."""
 OPTIMISM = 100.0
-"""Rounds after which the benefit of the doubt, one standard deviation, is halved."""
+"""Rounds of a drafter after which the benefit of the doubt, one standard deviation, is halved."""
 SHARED_PRIOR = 20.0
 """Rounds that what all requests have shown weighs against a request's own."""
 SHARED_MEMORY = 500.0
@@ -98,7 +98,8 @@ class AcceptanceHistory:
     positions together: acceptance changes slowly along a draft, and a few rounds must do.
 
     A drafter that is hardly known gets the benefit of the doubt: giving it up by bad luck costs more than trying on, as
-    afterwards it is only probed.
+    afterwards it is only probed. A late position of a drafter that is known gets none, however seldom it is looked at:
+    that is where drafts end because it does not pay, and doubt would say ever again that it does.
 
     Slots that were not verified, or not even drafted for their confidence, count with what it expects, as far as it is
     trusted. Otherwise only slots that looked good would be counted, and every draft would look better than it is.
@@ -152,8 +153,8 @@ class AcceptanceHistory:
         return self._rounds.get(drafter, 0)
 
     def own_rounds(self, drafter: str, request_ids: Sequence[int]) -> FloatArray:
-        """[R] weight of what these requests themselves have shown."""
-        return np.array([sum(own.reached[:1]) for own in self._own_counts(drafter, request_ids)], dtype=np.float64)
+        """[R] weight of the rounds in which these requests themselves asked the drafter, whatever it had."""
+        return np.array([own.lookups for own in self._own_counts(drafter, request_ids)], dtype=np.float64)
 
     def match_rate(self, drafter: str, request_id: int) -> float:
         """Chance that the drafter has anything to propose when it is asked."""
@@ -187,7 +188,8 @@ class AcceptanceHistory:
     def survival(self, drafter: str, request_ids: Sequence[int], k: int) -> FloatArray:
         """Expected survival [R, k]: that tokens 1 .. j of a proposal are accepted, for these requests."""
         shared, rounds = self.acceptance(drafter, k)
-        doubt = np.sqrt(shared * (1 - shared) / (rounds + NEIGHBOUR_PRIOR)) * OPTIMISM / (OPTIMISM + rounds)
+        known = rounds[:1]  # every round of the drafter looks at the first position
+        doubt = np.sqrt(shared * (1 - shared) / (known + NEIGHBOUR_PRIOR)) * OPTIMISM / (OPTIMISM + known)
         shared = np.minimum(1.0, shared + doubt)
         counts = self._own_counts(drafter, request_ids)
         reached = np.array([_padded(own.reached, k) for own in counts]).reshape(len(counts), k)

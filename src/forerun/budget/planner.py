@@ -14,16 +14,16 @@ from forerun.budget.bypass import (
     MIN_PREDICTED_GAIN,
     PROBING_SHARE,
     Gate,
-    Gates,
     Reason,
     StateKeeper,
 )
+from forerun.budget.curve import FloatArray
 from forerun.budget.history import AcceptanceHistory
 from forerun.budget.planning import Ask, Choice, Load, Option, Plan
 from forerun.budget.policy import Policy, check_policy
 from forerun.budget.probing import Current, Prober
 from forerun.budget.profile import Profile
-from forerun.budget.selection import BoolArray, IntArray, Preference, Promises, evidence, promises, why_not
+from forerun.budget.selection import IntArray, Preference, Promises, evidence, promises, why_not
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,12 @@ class Planner:
         self._history = history
         self._keeper = StateKeeper(options.drop_after)
         self._prober = Prober(options.min_predicted_gain, options.probing_share)
-        self._batch_gate = Gate(options.min_predicted_gain, options.hysteresis)
-        self._gates = Gates(options.min_predicted_gain, options.hysteresis)
+        self._gate = Gate(options.min_predicted_gain, options.hysteresis)
         self._in_use: dict[int, str] = {}  # request -> first drafter of its last plan
         self._last_in_use: str | None = None
         self._released: dict[int, set[str]] = {}
+        self._taken_in: dict[tuple[int, str], int] = {}
+        """By request and drafter: tokens of its context, when the drafter last drafted for it."""
         self._answer: _Answer | None = None
 
     def plan(self, asks: Sequence[Ask], load: Load, profile: Profile) -> tuple[list[Plan], Promises | None]:
@@ -105,6 +106,8 @@ class Planner:
         plans = {ask.request_id: answer.plans[ask.request_id] for ask in asks}
         for request, release in self._newly_dropped(asks, profile):
             plans[request] = replace(plans[request], release=release)
+            for drafter in release:
+                self._taken_in.pop((request, drafter), None)
         self._probe(plans, answer, {ask.request_id: ask.context for ask in asks})
         return list(plans.values()), answer.promised
 
@@ -120,19 +123,23 @@ class Planner:
         requests, contexts = [ask.request_id for ask in asks], [ask.context for ask in asks]
         known = evidence(usable, self._history)
         promised = promises(requests, known, load, profile)
-        opened = self._gates.update(requests, promised.gain.max(axis=0, initial=-np.inf), promised.offered_any)
-        best = None
-        if opened.any():
+        gains = promised.gain.max(axis=0, initial=-np.inf)
+        # No minimum here: requests share the cost of a step's drafts, and whoever is left out makes it dearer for the
+        # others. Each row still has to bring more than it costs.
+        gaining, best = gains > 0, None
+        if gaining.any():
             preference = self._preference(promised)
-            best = assign(promised, contexts, opened, preference, load, profile, self._last_in_use)
+            best = assign(promised, contexts, gaining, preference, load, profile, self._last_in_use)
         lengths = np.zeros((1, len(asks)), dtype=np.int64)
         plans: dict[int, Plan] = {}
         drafting = np.full(len(asks), -1)
-        if best is not None and self._batch_pays(best, load):
+        # A step in which nobody may draft says nothing about drafting.
+        pays = promised.offered_any.any() and self._pays(best, load)
+        if best is not None and pays:
             lengths = best.lengths
             plans, drafting = self._drafting(promised, best)
         if len(plans) < len(asks):
-            reasons = self._why_not(asks, promised, opened, profile)
+            reasons = self._why_not(asks, promised, gains, profile)
             plans |= {r: Plan(r, reason=why) for r, why in zip(requests, reasons, strict=True) if r not in plans}
         where, rows = dict(zip(requests, contexts, strict=True)), int(lengths.max(axis=0).sum())
         return _Answer(question, where, plans, promised, drafting, rows, self._history.entries)
@@ -144,9 +151,9 @@ class Planner:
         current = np.array([names.get(self._in_use.get(request, ""), -1) for request in promised.requests])
         return Preference(self._options.min_predicted_gain, current, self._options.hysteresis)
 
-    def _batch_pays(self, best: Assignment, load: Load) -> bool:
+    def _pays(self, best: Assignment | None, load: Load) -> bool:
         """The gain of the step is asked of the requests that draft, so that one of many may draft alone."""
-        return self._batch_gate.update(best.gain * load.requests / best.drafting if best.drafting else 0.0)
+        return self._gate.update(best.gain * load.requests / best.drafting if best and best.drafting else 0.0)
 
     def _drafting(self, promised: Promises, best: Assignment) -> tuple[dict[int, Plan], IntArray]:
         """Plans of the requests that draft, and [R] their first drafters, by place; -1: it does not draft."""
@@ -164,15 +171,16 @@ class Planner:
                 self._in_use[request] = self._last_in_use = promised.drafters[i]
         return plans, first
 
-    def _why_not(self, asks: Sequence[Ask], promised: Promises, opened: BoolArray, profile: Profile) -> list[Reason]:
-        """[R] why a request does not draft, if it does not."""
-        closed = promised.offered_any & ~opened
+    def _why_not(self, asks: Sequence[Ask], promised: Promises, gains: FloatArray, profile: Profile) -> list[Reason]:
+        """[R] why a request does not draft, if it does not; `gains` [R] of its best drafter."""
+        worth_it = (gains > 0) & (gains >= self._options.min_predicted_gain)
+        closed = promised.offered_any & ~worth_it
         reasons = why_not(closed, promised.known, profile, self._options.min_predicted_gain)
         for i in np.flatnonzero(~closed).tolist():
             if not asks[i].options:
                 reasons[i] = asks[i].reason or Reason.REQUEST
             else:
-                reasons[i] = Reason.BATCH if opened[i] else Reason.STATE_DROPPED
+                reasons[i] = Reason.BATCH if worth_it[i] else Reason.STATE_DROPPED
         return reasons
 
     # ------------------------------------------------------------------------------------------------- drafters' states
@@ -211,7 +219,11 @@ class Planner:
         """Lets at most one request draft to learn, and books the step's time."""
         load, profile, promised = answer.question.load, answer.question.profile, answer.promised
         where = [contexts[request] for request in promised.requests]
-        current = Current(load, promised, where, answer.drafting, answer.draft_rows)
+        wishes = answer.question.wishes
+        current = Current(
+            load, promised, where, answer.drafting, answer.draft_rows,
+            lambda request, drafter: self._behind(wishes[request][0], request, drafter, contexts[request]),
+        )  # fmt: skip
         probe = self._prober.pick(current, profile, self._history)
         if probe is not None:
             promise = promised.of(probe.request_id, probe.drafter)
@@ -221,10 +233,18 @@ class Planner:
         mean = sum(where) / len(where)
         self._prober.earn(profile.verify(load.requests, load.other_rows + load.requests, mean))
 
+    def _behind(self, options: Sequence[Option], request: int, drafter: str, context: int) -> int:
+        """Tokens that a drafter has to take in before it drafts: one that follows every step has none, whoever can
+        rebuild its state does so only when it is asked."""
+        lazy = any(option.drafter == drafter and option.rebuilds for option in options)
+        return max(0, context - self._taken_in.get((request, drafter), 0)) if lazy else 0
+
     # ------------------------------------------------------------------------------------------------------------ books
 
     def record(self, ask: Ask, plan: Plan, drafter: str | None, emitted: int) -> None:
         """A round of a request emitted so many tokens, with this drafter's part in it or with nobody's."""
+        if drafter is not None:
+            self._taken_in[ask.request_id, drafter] = ask.context + emitted
         for option in ask.options:
             if option.drafter == drafter and not plan.probe:
                 self._keeper.used(ask.request_id, option.drafter)
@@ -234,12 +254,17 @@ class Planner:
     def restart(self, request_id: int) -> None:
         """The drafters' states of a request are fresh."""
         self._keeper.forget(request_id)
+        self._forget_taken_in(request_id)
 
     def forget(self, request_id: int) -> None:
         self._keeper.forget(request_id)
-        self._gates.forget(request_id)
         self._in_use.pop(request_id, None)
         self._released.pop(request_id, None)
+        self._forget_taken_in(request_id)
+
+    def _forget_taken_in(self, request_id: int) -> None:
+        for key in [key for key in self._taken_in if key[0] == request_id]:
+            del self._taken_in[key]
 
 
 def _choices(names: Sequence[str], asked: Sequence[int]) -> tuple[Choice, ...]:

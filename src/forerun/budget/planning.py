@@ -219,29 +219,34 @@ class Shares(NamedTuple):
 
     lengths: list[int]
     gain: float
-    """Predicted gain of the whole step over plain decoding."""
+    """Predicted gain of the whole step over plain decoding: of the geometric mean of the requests' tokens."""
 
 
 def share(load: Load, verify: VerifyCost, drafts: Mapping[str, DraftCost], bids: Bids) -> Shares:
-    """Gives draft rows to requests so that the step brings the most tokens per second.
+    """Gives draft rows to requests so that the step brings each of them the most tokens per second.
 
-    Candidates are taken by expected survival, less what a row behind a longer context costs beyond others, at the rate
-    of plain decoding. The best number of them is searched on the measured staircase, draft costs included: every count
-    is looked at, so a dear first row does not end the search, and the rows up to a step edge come by themselves.
+    That is the mean over requests of log(tokens), less log(seconds): a row is worth its survival *over what its request
+    emits anyway*. All texts have to be decoded in the end. The plain sum of tokens would take rows from hard texts for
+    easy ones, which then leave; the batch would fill with hard texts that are decoded plainly, and all together would
+    take longer than with the same rows for everyone.
+
+    Candidates are taken by what they are worth, less what a row behind a longer context costs beyond others, at the
+    rate of plain decoding. The best number of them is searched on the measured staircase, draft costs included: every
+    count is looked at, so a dear first row does not end the search, and the rows up to a step edge come by themselves.
     """
     count = len(bids.requests)
     extra = verify.context.at(bids.contexts)
     plain = verify.tokens(load.other_rows + load.requests - load.prefill_rows)
     plain += float((extra.request + extra.row).sum())
-    rows, positions, survival, charge = _candidates(bids, drafts, extra.row, count / plain)
-    weight = bids.weight[rows]
+    found = _candidates(load, drafts, bids, extra.row, count / plain)
+    weight = bids.weight[found.rows]
     first = load.other_rows + load.requests
     passes = verify.tokens.at(first + _summed(weight)) - verify.tokens(first)
-    seconds = plain + passes + _summed(weight * charge)
-    seconds += _drafting(drafts, bids, rows, positions)
-    theta = (load.requests + load.other_tokens + _summed(weight * survival)) / seconds
-    best = best_count(theta)
-    return Shares(lengths(Ranking(rows, survival), best, count), float(theta[best] / theta[0] - 1))
+    seconds = plain + passes + _summed(weight * found.charge)
+    seconds += _drafting(drafts, bids, found.rows, found.positions)
+    rate = _summed(found.growth) / load.requests - np.log(seconds)
+    best = best_count(rate)
+    return Shares(lengths(Ranking(found.rows, found.worth), best, count), float(np.expm1(rate[best] - rate[0])))
 
 
 def _summed(values: FloatArray) -> FloatArray:
@@ -249,21 +254,38 @@ def _summed(values: FloatArray) -> FloatArray:
     return np.add.accumulate(np.concatenate(([0.0], values)))
 
 
+class _Candidates(NamedTuple):
+    """Draft rows that may be given, best first."""
+
+    rows: NDArray[np.intp]
+    """[n] request of each, by place."""
+    positions: NDArray[np.intp]
+    worth: FloatArray
+    """[n] survival over the tokens that its request emits without it."""
+    growth: FloatArray
+    """[n] by how much it raises the logarithm of its request's tokens."""
+    charge: FloatArray
+    """[n] seconds that its context adds."""
+
+
 def _candidates(
-    bids: Bids, drafts: Mapping[str, DraftCost], row_extra: FloatArray, rate: float
-) -> tuple[NDArray[np.intp], NDArray[np.intp], FloatArray, FloatArray]:
-    """(row, position, survival, seconds that its context adds) of all candidates, best first."""
+    load: Load, drafts: Mapping[str, DraftCost], bids: Bids, row_extra: FloatArray, rate: float
+) -> _Candidates:
     first, further = np.zeros(len(bids.requests)), row_extra.copy()
     for i, name in enumerate(bids.names):
         drafting, mine = drafts[name].context.at(bids.contexts), bids.drafter == i
         first += np.where(mine, drafting.request, 0.0)
         further += np.where(mine, drafting.row, 0.0)
+    more = bids.survival * bids.weight[:, None]
+    after = 1 + load.other_tokens / load.requests + np.add.accumulate(more, axis=1)
     rows, positions = np.nonzero(bids.survival > 0)
-    survival = bids.survival[rows, positions]
+    here = rows, positions
+    worth, growth = bids.survival[here] / (after - more)[here], np.log(after[here] / (after - more)[here])
     ids = np.array(bids.requests, dtype=np.int64)
-    order = np.lexsort((ids[rows], positions, rate * further[rows] - survival))
+    order = np.lexsort((ids[rows], positions, rate * further[rows] - worth))
     rows, positions = rows[order], positions[order]
-    return rows, positions, survival[order], further[rows] + first[rows] * (positions == 0)
+    charge = further[rows] + first[rows] * (positions == 0)
+    return _Candidates(rows, positions, worth[order], growth[order], charge)
 
 
 def _occurrence(values: NDArray[np.intp]) -> NDArray[np.intp]:

@@ -6,7 +6,7 @@ A probe tells about all requests, as acceptance is shared. It goes to new or sho
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +43,8 @@ class Current(NamedTuple):
     drafting: IntArray
     """[R] first drafter of each request, by its place among the promises; -1: it does not draft."""
     draft_rows: int
+    behind: Callable[[int, str], int] = lambda _request, _drafter: 0
+    """Tokens of a request that a drafter has to take in before it can draft for it."""
 
 
 class Prober:
@@ -122,6 +124,7 @@ class Prober:
         assert promise is not None, f"{name!r} promised request {request} nothing"
         length = max(promise.length, probe_length(costs, current.load, promise.survival))
         lost = _excess(costs, current, length, current.contexts[place])
+        lost += costs.draft.follow * current.behind(request, name)
         if current.drafting[place] not in (-1, drafter):  # at worst all that its own drafter would have brought
             lost += float(promise.verifying[0]) * len(promise.survival)
         if not (free or self._ledger.spend(lost)):

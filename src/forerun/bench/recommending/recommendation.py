@@ -16,11 +16,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from forerun.bench.recommending.acceptance import Acceptance
-from forerun.budget.bypass import MIN_PREDICTED_GAIN
 from forerun.budget.costs import Costs
 from forerun.budget.curve import FloatArray
 from forerun.budget.planning import Load, outlook
 from forerun.budget.reliability import Interval
+
+WORTH_IT = 0.04
+"""Gain from which drafting is recommended. More than a scheduler asks for: that adapts, advice does not, and costs are
+known to a few percent."""
 
 
 def gains(costs: Costs, survival: FloatArray, match: float, requests: int, context: int) -> FloatArray:
@@ -75,7 +78,7 @@ class Verdict:
 
     @property
     def worth_it(self) -> bool:
-        return self.gain >= MIN_PREDICTED_GAIN
+        return self.gain >= WORTH_IT
 
     def as_dict(self) -> dict[str, Any]:
         best = self.length if len(self.lengths) == 1 else list(self.lengths)
@@ -178,7 +181,7 @@ def by_batch(choice: Candidate, most: int, context: int) -> list[tuple[int, int,
     for requests in range(1, most + 1):
         predicted = choice.gains(requests, context)
         k = int(np.argmax(predicted))
-        k = k if predicted[k] >= MIN_PREDICTED_GAIN else 0
+        k = k if predicted[k] >= WORTH_IT else 0
         if ranges and ranges[-1][2] == k:
             ranges[-1] = ranges[-1][0], requests, k
         else:
@@ -188,8 +191,8 @@ def by_batch(choice: Candidate, most: int, context: int) -> list[tuple[int, int,
 
 def last_paying(choice: Choice, loads: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
     """The last of these (requests, context) at which drafting pays; None: it does at none."""
-    paying = [load for load in loads if choice.best_gain(*load) >= MIN_PREDICTED_GAIN]
+    paying = [load for load in loads if choice.best_gain(*load) >= WORTH_IT]
     return paying[-1] if paying else None
 
 
-__all__ = ["Candidate", "Choice", "Verdict", "by_batch", "gains", "judge", "last_paying", "remark"]
+__all__ = ["WORTH_IT", "Candidate", "Choice", "Verdict", "by_batch", "gains", "judge", "last_paying", "remark"]

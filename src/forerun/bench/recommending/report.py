@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forerun.bench.recommending.recommendation import Candidate, Choice, Verdict, by_batch, last_paying
-from forerun.budget.bypass import HYSTERESIS, MIN_PREDICTED_GAIN
+from forerun.bench.recommending.recommendation import WORTH_IT, Candidate, Choice, Verdict, by_batch, last_paying
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,7 +18,7 @@ FORMULA = (
     "drafting and verifying in plain steps, read from the measured staircase"
 )
 NOT_WORTH_IT = "not worth it here"
-MIXED_BEATS = HYSTERESIS
+MIXED_BEATS = 0.02
 """Gain by which two drafters in turn must beat a single one: a second model is a second thing to keep."""
 
 
@@ -62,7 +61,7 @@ class Recommendation:
         best = {str(n): found.label if (found := self.best(n)) else "vanilla" for n in self.setting.concurrency}
         return {
             "best": best,
-            "minimum_gain": MIN_PREDICTED_GAIN,
+            "minimum_gain": WORTH_IT,
             "context": self.setting.context,
             "choices": [self._choice_dict(choice) for choice in self.choices],
             "verdicts": [verdict.as_dict() for verdict in self.verdicts],
@@ -141,7 +140,7 @@ def sentences(recommendation: Recommendation) -> Iterator[str]:
         best = recommendation.best(requests)
         where = "one request at a time" if requests == 1 else f"{requests} requests together"
         if best is None:
-            least = f"{100 * MIN_PREDICTED_GAIN:.0f} %"
+            least = f"{100 * WORTH_IT:.0f} %"
             yield f"{where}: speculative decoding is {NOT_WORTH_IT}: a gain of {least} is not to be expected"
             continue
         choice = recommendation.choice(best.label)
