@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Said before pip works, which is quiet.
+INSTALLING := @echo "installing forerun and what it needs in $(VENV); pip may take some minutes"
 
 .PHONY: demo test test-all test-browser lint format clean
 
@@ -32,14 +34,17 @@ $(VENV)/bin/python:
 
 # A stamp is written only after a complete installation, so an interrupted one is done again.
 $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
+	$(INSTALLING)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
 $(VENV)/installed-dev: pyproject.toml | $(VENV)/bin/python
+	$(INSTALLING)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	touch $@ $(VENV)/installed
 
 $(VENV)/installed-browser: $(VENV)/installed-dev
+	$(INSTALLING)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,browser]"
 	touch $@
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,12 @@ def test_an_example_that_is_wrong_fails() -> None:
         with pytest.raises(AssertionError):
             check(example)
     assert blocks("```python run\nx\n```\n```python\ny\n```\n") == [("python", "x\n")]
+
+
+def test_make_says_what_it_does_before_pip_works_without_a_word() -> None:
+    """Minutes of silence look like a hang; what is said is echoed, not the command that says it."""
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    before = [earlier for earlier, line in pairwise(lines) if "pip install --quiet" in line]
+    assert before
+    assert set(before) == {"\t$(INSTALLING)"}
+    assert any(line.startswith("INSTALLING := @echo ") for line in lines)

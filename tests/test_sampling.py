@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from forerun.sampling import (
     undrawable,
 )
 from forerun.sampling.law import HEAD, best
+from forerun.sampling.options import BIAS, GREEDY_BELOW, HOTTEST, REPETITION
 from forerun.sampling.tokens import ascending
 from laws import naive
 from laws.cases import PROMPT
@@ -433,6 +435,8 @@ def test_a_broken_model_is_not_blamed_on_the_options() -> None:
         ("temperature", -0.1),
         ("temperature", math.nan),
         ("temperature", True),
+        ("temperature", 1e39),
+        pytest.param("temperature", 10**400, id="temperature beyond every float"),
         ("top_k", -2),
         ("top_k", 1.5),
         ("top_p", 0.0),
@@ -440,9 +444,15 @@ def test_a_broken_model_is_not_blamed_on_the_options() -> None:
         ("min_p", -0.1),
         ("min_p", math.inf),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-320),
+        ("repetition_penalty", 1e300),
         ("presence_penalty", 2.1),
+        pytest.param("presence_penalty", -(10**400), id="presence_penalty beyond every float"),
         ("frequency_penalty", math.nan),
         ("logit_bias", {1: math.inf}),
+        ("logit_bias", {1: 1e300}),
+        ("logit_bias", {1: -100.5}),
+        ("logit_bias", {1: 10**400}),
         ("logit_bias", {-1: 1.0}),
         ("logit_bias", {"5": 1.0}),
         ("logit_bias", [1]),
@@ -492,6 +502,21 @@ def test_values_at_the_border_are_accepted() -> None:
         temperature=0, top_p=1, min_p=1, presence_penalty=-2, frequency_penalty=2, seed=-(2**63), n=1, max_tokens=0
     )
     assert Sampling(temperature=np.float32(0.5), seed=np.int64(3), top_k=np.int32(2)).top_k == 2
+
+
+@pytest.mark.parametrize(
+    "masked", [{}, {"allowed_token_ids": [1, 2]}, {"min_p": 1e-320}, {"top_k": 2, "top_p": 1e-320}]
+)
+@pytest.mark.parametrize("temperature", [0.0, 1e-320, GREEDY_BELOW, HOTTEST])
+@pytest.mark.parametrize("penalty", [*REPETITION, 1.0])
+def test_every_value_that_is_accepted_has_a_law(temperature: float, penalty: float, masked: dict[str, Any]) -> None:
+    """Numbers at the ends of their ranges, together and with masks: finite probabilities that sum to 1."""
+    s = Sampling(
+        temperature=temperature, repetition_penalty=penalty, presence_penalty=2.0, frequency_penalty=-2.0,
+        logit_bias={0: BIAS, 1: -BIAS}, **masked,
+    )  # fmt: skip
+    law = law_of([9e3, -9e3, 0.0, 1.0], s, tokens=(3, 0, 1), dtype=torch.float32)
+    assert sum(law) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(

@@ -75,3 +75,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+
+
+def not_imported(error: ImportError, extra: str, *packages: str) -> str:
+    """What is wrong with an optional package whose import failed: it is missing, or it is here and broken.
+
+    Args:
+        error: what the import raised.
+        extra: of forerun's, that installs the packages.
+        packages: that were asked for, by the names they are imported under.
+    """
+    missing = (error.name or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and missing in packages:
+        return f"needs {missing}: pip install 'forerun[{extra}]'"
+    return f"needs {' and '.join(packages)}: importing failed ({type(error).__name__}: {error})"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from forerun.cli.options import EngineFlags
+from forerun.errors import OptionError
 from tiny import qwen3, save_tokenizer
 
 Refused = Callable[..., str]
@@ -70,6 +72,7 @@ VALUES = [
     (["--temperature", "nan"], "--temperature"),
     (["--temperature", "inf"], "--temperature"),
     (["--temperature", "hot"], "--temperature"),
+    (["--temperature", "1e300"], "--temperature"),
     (["--top-p", "0"], "--top-p"),
     (["--top-p", "1.1"], "--top-p"),
     (["--top-p", "nan"], "--top-p"),
@@ -86,12 +89,14 @@ VALUES = [
     (["--max-tokens", "-1"], "--max-tokens"),
     (["--min-tokens", "9", "--max-tokens", "3"], "--min-tokens"),
     (["--repetition-penalty", "0"], "--repetition-penalty"),
+    (["--repetition-penalty", "1e-320"], "--repetition-penalty"),
     (["--presence-penalty", "3"], "--presence-penalty"),
     (["--frequency-penalty", "-2.5"], "--frequency-penalty"),
     (["--logit-bias", "{5: 1}"], "--logit-bias"),
     (["--logit-bias", "[1]"], "--logit-bias"),
     (["--logit-bias", NESTED], "--logit-bias"),
     (["--logit-bias", '{"5": 1e999}'], "--logit-bias"),
+    (["--logit-bias", '{"5": 1e300}'], "--logit-bias"),
     (["--stop-token-ids", "1,x"], "--stop-token-ids"),
     (["--stop", ""], "--stop"),
     (["--bad-words", ""], "--bad-words"),
@@ -102,6 +107,7 @@ VALUES = [
     (["--verify-mode", "lossy"], "--verify-mode"),
     (["--max-num-seqs", "0"], "--max-num-seqs"),
     (["--threads", "0"], "--threads"),
+    (["--threads", "100000"], "--threads"),
     (["--device", "tpu"], "--device"),
     (["--dtype", "float8"], "--dtype"),
     (["--max-model-len", "100000"], "--max-model-len"),
@@ -274,6 +280,41 @@ def test_a_length_of_drafts_needs_a_drafter(denied: Refused, refused: Refused) -
     assert denied("--prompt", "x", "--num-speculative-tokens", "3") == said
     for command in ("serve", "profile", "doctor"):
         assert refused(command, "embedded", "--num-speculative-tokens", "3") == said
+
+
+def test_more_threads_than_any_machine_has_are_refused_before_any_is_started(refused: Refused) -> None:
+    """By every command: a target is not told to be broken because no thread was left to load it."""
+    for command in (["generate", "--prompt", "x"], ["doctor"], ["profile", "embedded"]):
+        assert refused(*command, "--threads", 100_000) == "--threads: must be in 1 .. 1024, got 100000"
+
+
+OWN = "--speculative-config.num_speculative_tokens"
+
+
+def test_a_length_given_twice_is_given_alike(denied: Refused, refused: Refused) -> None:
+    """By a flag, and by the keys of every drafter: both are named, before anything is loaded."""
+    said = f"--num-speculative-tokens: 4 contradicts {OWN} 2; give one of them"
+    assert denied("--prompt", "x", "--drafter", "ngram", "--num-speculative-tokens", 4, OWN, 2) == said
+    given = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}', "--num-speculative-tokens", 4)
+    for command in ("serve", "verify", "bench", "doctor"):
+        place = ("embedded",) if command in ("serve", "doctor") else ()
+        assert refused(command, *place, *given) == said
+
+
+def test_a_length_is_the_default_of_drafters_that_set_none() -> None:
+    """And may be said twice."""
+    own, none = '{"method": "ngram", "num_speculative_tokens": 2}', "small"
+    for drafter, k in (([own], 2), ([own, none], 4), ([none], 4), ([own], None), (["vanilla"], 0)):
+        assert len(EngineFlags(drafter=drafter, num_speculative_tokens=k).drafters()) == len(drafter)
+    with pytest.raises(OptionError, match=f"4 contradicts {OWN} 0"):
+        EngineFlags(drafter=[own.replace("2", "0"), own.replace("ngram", "small")], num_speculative_tokens=4).drafters()
+
+
+def test_a_verify_mode_given_twice_is_given_alike(denied: Refused) -> None:
+    """It is one for all drafters of an engine, so one that names another contradicts the flag."""
+    flags = ("--drafter", "ngram", "--speculative-config.verify_mode", "coupled")
+    line = denied("--prompt", "x", *flags, "--verify-mode", "rejection")
+    assert line == "--verify-mode: rejection contradicts --speculative-config.verify_mode coupled; give one of them"
 
 
 def test_measured_costs_are_kept_in_a_folder(denied: Refused, tmp_path: Path) -> None:

@@ -348,6 +348,7 @@ WRONG_REGENERATE = [
     ([], "--out: is required"),
     (["--out", "a", "--limit", "0"], "--limit: must be at least 1"),
     (["--out", "a", "--temperature", "-1"], "--temperature: "),
+    (["--out", "a", "--max-tokens", "0"], "--max-tokens: must be at least 1, got 0"),
     (["--out", "a", "--concurrency", "0"], "--concurrency: must be at least 1"),
     (["--out", "a", "--retries", "-1"], "--retries: must be at least 0"),
     (["--out", "a", "--timeout", "nan"], "--timeout: must be at least"),

@@ -236,5 +236,14 @@ def test_what_cannot_be_used_is_refused_before_loading(
 
 
 def test_a_target_given_twice_is_refused(refused: Callable[..., str]) -> None:
-    """TARGET and --target contradict each other."""
-    assert refused("profile", "one", "--target", "two").startswith("--target: is given twice")
+    """TARGET and --target contradict each other, also where the second is the default."""
+    for command in ("profile", "recommend", "calibrate", "serve", "doctor"):
+        for named in ("two", "embedded"):
+            said = refused(command, "one", "--target", named)
+            assert said == f"--target: is given twice: one and {named}"
+
+
+def test_an_empty_target_is_told_wherever_it_is_given(refused: Callable[..., str]) -> None:
+    """An empty name was given; it is not the default."""
+    for args in (["recommend", ""], ["recommend", "--target", ""], ["doctor", ""], ["doctor", "--target", ""]):
+        assert refused(*args) == "--target: is empty; name a model"

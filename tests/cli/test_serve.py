@@ -32,7 +32,9 @@ from forerun.cli.main import main
         (["--api-key", ""], "--api-key"),
         (["--drafter", "ngrma"], "--drafter"),
         (["--nothing"], "--nothing"),
-        (["embedded-small", "--target", "other"], "MODEL"),
+        (["embedded-small", "--target", "other"], "--target"),
+        (["--override-generation-config", '{"temperature": -1}'], "--override-generation-config"),
+        (["--override-generation-config", '{"repetition_penalty": 1e-320}'], "--override-generation-config"),
     ],
     ids=str,
 )

@@ -68,7 +68,7 @@ def test_options_that_cannot_be_used():
         ("target", None, "must be a hub id, .* or a loaded model, got None"),
         ("speculative_config", {"method": "ngram"}, "did you mean 'drafter'"),
         ("stop", 5, "must be a non-empty string or a list of them, got 5"),
-        ("logit_bias", [1], r"must be {token id: finite number}, got \[1\]"),
+        ("logit_bias", [1], r"must be {token id: number in \[-100, 100\]}, got \[1\]"),
         ("prompts", b"hi", "prompt: must be text, token ids or a list of these, got b'hi'"),
         ("prompts", [b"hi"], "prompt: must be text, token ids or a list of these, got b'hi'"),
         ("prompts", {"prompt": "hi"}, "prompt: must be text, token ids or a list of these, got {"),

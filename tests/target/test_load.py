@@ -122,7 +122,8 @@ def test_options_of_loading_are_refused_for_a_loaded_model(folder, given):
     [
         ({"dtype": "int8"}, r"--dtype: must be one of auto, float32, .* got 'int8'"),
         ({"device": "tpu"}, r"--device: must be one of auto, cpu, cuda, mps, got 'tpu'"),
-        ({"threads": 0}, r"--threads: must be at least 1"),
+        ({"threads": 0}, r"--threads: must be in 1 \.\. 1024, got 0"),
+        ({"threads": 1025}, r"--threads: must be in 1 \.\. 1024, got 1025"),
         ({"threads": "2"}, r"--threads: must be a whole number, got '2'"),
         ({"dtype": ["int8"]}, r"--dtype: must be one of auto, float32, .* got \['int8'\]"),
         ({"device": [1]}, r"--device: must be one of auto, cpu, cuda, mps, got \[1\]"),

@@ -287,3 +287,20 @@ def test_without_the_datasets_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(OptionError, match=r"DATA: hf:some/set needs .*forerun\[train\]"):
         list(Sources(["hf:some/set"], "DATA"))
+
+
+@pytest.mark.parametrize("package", ["datasets", "pyarrow"])
+def test_a_library_that_is_here_and_broken_is_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    """What went wrong while importing it is told: installing it would change nothing."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    source = "hf:some/set" if package == "datasets" else str(tmp_path / "a.parquet")
+    for code in ("raise ImportError('no shared object')", "import a_dependency_that_is_missing"):
+        (tmp_path / f"{package}.py").write_text(code)
+        with pytest.raises(OptionError, match=rf"^DATA: .* {package}: .*(no shared|a_dependency)") as caught:
+            list(Sources([source], "DATA"))
+        assert "pip install" not in str(caught.value)

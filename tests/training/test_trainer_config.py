@@ -164,6 +164,7 @@ def test_every_setting_is_described_and_in_a_panel():
         ({"betas": (0.9, 0.9, 0.9)}, "--betas: needs two numbers"),
         ({"store_gb": 1e300, "feature_store": "x"}, "--store-gb: input should be less than or equal"),
         ({"threads": 10**30}, "--threads: "),
+        ({"threads": 1025}, "--threads: .* less than or equal to 1024"),
         ({"eval_tokens": 2}, "--eval-tokens: input should be greater than or equal to 3"),
         ({"draft": {"skip": float("-inf")}}, "--draft.skip: "),
     ],

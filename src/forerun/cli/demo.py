@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from forerun.cli.race_report import Report
     from forerun.engine import Engine
 
-EMBEDDED = EngineFlags().target
+EMBEDDED = EngineFlags().source
 TOKENS_DIFFER = 1
 """Exit code if any token differs."""
 
@@ -113,7 +113,7 @@ def _engines(flags: EngineFlags) -> tuple[Engine, dict[str, Engine], dict[str, s
     from forerun.drafters.config import parse_config
 
     # A model this small gains nothing from a second thread, and loses a lot where other work runs beside it.
-    threads = 1 if flags.threads is None and flags.target == EMBEDDED else flags.threads
+    threads = 1 if flags.threads is None and flags.source == EMBEDDED else flags.threads
     own = dataclasses.replace(flags, dtype=flags.dtype or "float32", threads=threads, max_num_seqs=1)
     asked = flags.drafters()
     plain, rivals, absent = load_with(own, []), {}, {}

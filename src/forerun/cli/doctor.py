@@ -28,8 +28,8 @@ class DoctorFlags(EngineFlags):
     """Without a target only the machine is looked at."""
 
     target: Annotated[
-        str, typer.Option("--target", "--model", help="As TARGET.", rich_help_panel="Models", show_default=False)
-    ] = ""
+        str | None, typer.Option("--target", "--model", help="As TARGET.", rich_help_panel="Models", show_default=False)
+    ] = None
 
 
 @flags
@@ -67,12 +67,10 @@ def doctor(
 
 def _chosen(engine: DoctorFlags, model: str | None, draft: str | None) -> DoctorFlags:
     """TARGET and DRAFTER are shorter spellings of --target and --drafter; both at once contradict each other."""
-    for option, place, flag in (("--target", model, engine.target), ("--drafter", draft, engine.drafter)):
-        if place is not None and flag:
-            other = flag if isinstance(flag, str) else ", ".join(flag)
-            raise OptionError(option, f"is given twice: {place} and {other}")
-    chosen = dataclasses.replace(engine, target=model or engine.target, drafter=[draft] if draft else engine.drafter)
-    if not chosen.target and (chosen.drafter or chosen.speculative_config or chosen.speculative_config_key):
+    if draft is not None and engine.drafter:
+        raise OptionError("--drafter", f"is given twice: {draft} and {', '.join(engine.drafter)}")
+    chosen = dataclasses.replace(engine.at(model), drafter=engine.drafter if draft is None else [draft])
+    if chosen.target is None and (chosen.drafter or chosen.speculative_config or chosen.speculative_config_key):
         raise OptionError("--target", "a drafter is checked against a target; name one")
     return chosen
 
@@ -81,12 +79,12 @@ def _examine(engine: DoctorFlags, prompts: int) -> Iterator[Check]:
     """All checks, each as soon as it is made. A model that cannot be loaded is a finding, and ends the examination."""
     with waiting("looking at the machine"):
         from forerun.cli.checks.machine import machine_checks
+        from forerun.target.threads import use_threads
 
-        if engine.threads is not None:
-            _set_threads(engine.threads)
+        use_threads(engine.threads)
         found = list(machine_checks())
     yield from found
-    if not engine.target:
+    if engine.target is None:
         return
     with waiting("loading the target"):
         from forerun.cli.checks.target import target_checks
@@ -142,14 +140,6 @@ def _only_errors() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _set_threads(threads: int) -> None:
-    import torch
-
-    if threads < 1:
-        raise OptionError("--threads", f"must be at least 1, got {threads}")
-    torch.set_num_threads(threads)
 
 
 def _show(check: Check) -> None:

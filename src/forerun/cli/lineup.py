@@ -74,7 +74,7 @@ class Lineup:
         """What is not in the report, and the command that makes it."""
         from forerun.drafters import DRAFTERS
 
-        target = shlex.quote(self.flags.target)
+        target = shlex.quote(self.flags.source)
         there = {one.facts.kind for one in result.contenders}
         lines = {kind: self._how(kind, target) for kind in DRAFTERS if kind not in there and kind != "vanilla"}
         for one in result.contenders:
@@ -104,7 +104,7 @@ def _configs(flags: EngineFlags) -> list[SpeculativeConfig]:
         raise OptionError("--drafter", "vanilla is what every drafter is measured against; name another one")
     if asked:
         return configs
-    names = [name for name in DRAFTERS if name != "vanilla"] if flags.target == "embedded" else ["ngram"]
+    names = [name for name in DRAFTERS if name != "vanilla"] if flags.source == "embedded" else ["ngram"]
     return [parse_config(name) for name in names]
 
 

@@ -58,7 +58,7 @@ def with_drafters(flags: EngineFlags, doing: str, embedded: str | None = None) -
     from forerun.drafters import DRAFTERS
 
     every = ",".join(name for name in DRAFTERS if name != "vanilla")
-    drafter = (embedded or every) if flags.target == "embedded" else "ngram"
+    drafter = (embedded or every) if flags.source == "embedded" else "ngram"
     notes().print(f"--drafter was not given: {doing} {drafter}")
     return dataclasses.replace(flags, drafter=[drafter])
 
@@ -87,14 +87,12 @@ def load_target_of(flags: EngineFlags) -> HFTarget:
     from forerun.engine import EngineOptions
     from forerun.target.load import load_target
 
-    if not flags.target:  # to the file system it is the working folder
-        raise OptionError("--target", "is empty; name a model")
     options = EngineOptions.of(flags.options())
-    check_revision(flags.target, flags.revision)
+    check_revision(flags.source, flags.revision)
     _check_cache(flags.calibration_cache)
     try:
         return load_target(
-            flags.target,
+            flags.source,
             dtype=cast(Any, options.dtype),  # a wrong one is refused there
             device=cast(Any, options.device),
             threads=options.threads,

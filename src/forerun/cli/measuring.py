@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import math
 import os
@@ -38,20 +37,16 @@ IgnoreEosFlag = Annotated[bool, typer.Option("--ignore-eos", help="Decode all th
 
 
 def measurable(engine: EngineFlags, target: str | None) -> EngineFlags:
-    """The flags with TARGET in place, which is a shorter spelling of --target.
+    """The flags with TARGET in place.
 
     Raises:
-        OptionError: both are given, or an option of scheduling: what is measured must not depend on what was measured
-            before.
+        OptionError: as `EngineFlags.at`; or an option of scheduling: what is measured must not depend on what was
+            measured before.
     """
     for option, value in (("--policy", engine.policy), ("--min-predicted-gain", engine.min_predicted_gain)):
         if value is not None:
             raise OptionError(option, "has no effect while measuring; leave it out")
-    if target is None:
-        return engine
-    if engine.target != EngineFlags().target:
-        raise OptionError("--target", f"is given twice: {target} and {engine.target}")
-    return dataclasses.replace(engine, target=target)
+    return engine.at(target)
 
 
 def load_fixed(engine: EngineFlags) -> Engine:

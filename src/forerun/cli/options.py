@@ -15,7 +15,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_type_hints
 
 import typer
 
@@ -90,13 +90,18 @@ class EngineFlags:
     """The target, its drafters and the engine's limits."""
 
     target: Annotated[
-        str, _engine("Directory, .gguf file, hub id, or 'embedded' (the default).", "--target", "--model")
-    ] = "embedded"
+        str | None, _engine("Directory, .gguf file, hub id, or 'embedded' (the default).", "--target", "--model")
+    ] = None
     drafter: Annotated[
         list[str] | None,
-        _engine("vanilla, ngram, small, a model; several: repeated, or 'ngram,small'. Default: plain; verify picks."),
+        _engine(
+            "vanilla, ngram, small, a model, a trained drafter's folder or module:Class; several: repeated, or "
+            "'ngram,small'. Default: none to generate and serve; other commands choose, and say which."
+        ),
     ] = None
-    num_speculative_tokens: Annotated[int | None, _engine("K, the most tokens drafted per round.")] = None
+    num_speculative_tokens: Annotated[
+        int | None, _engine("K, the most tokens drafted per round. Default: the drafter's own.")
+    ] = None
     speculative_config: Annotated[
         str | None,
         _engine("JSON, YAML or a file of them; keys as in vLLM.", "--speculative-config", "-sc", metavar="CONFIG"),
@@ -110,20 +115,43 @@ class EngineFlags:
         str | None,
         _engine("How much to draft and verify: delayed (default where profiled), fixed, threshold, prefix, global."),
     ] = None
-    min_predicted_gain: Annotated[float | None, _engine("Gain below which nothing is drafted; default 0.04.")] = None
+    min_predicted_gain: Annotated[float | None, _engine("Gain below which nothing is drafted; default 0.005.")] = None
     calibration_cache: Annotated[
         str | None,
         _engine("Where measured costs are kept; off: not used. Default: under FORERUN_CACHE.", metavar="DIR|off"),
     ] = None
     dtype: Annotated[str | None, _engine("auto (default), float32, bfloat16, float16 or float64.")] = None
     device: Annotated[str | None, _engine("auto (default), cpu, cuda or mps.")] = None
-    threads: Annotated[int | None, _engine("CPU threads.")] = None
+    threads: Annotated[int | None, _engine("CPU threads. Default: torch's choice.")] = None
     revision: Annotated[str | None, _engine("Branch, tag or commit of a hub model.")] = None
     trust_remote_code: Annotated[bool, _engine("Run Python that comes with a model.", "--trust-remote-code")] = False
     max_model_len: Annotated[int | None, _limit("Window, if shorter than the model's.")] = None
-    max_num_seqs: Annotated[int | None, _limit("Requests decoded at once.")] = None
-    max_num_batched_tokens: Annotated[int | None, _limit("Rows of one step.")] = None
-    kv_cache_memory_bytes: Annotated[int | None, _limit("Memory of all KV storage.")] = None
+    max_num_seqs: Annotated[int | None, _limit("Requests decoded at once. Default: 64.")] = None
+    max_num_batched_tokens: Annotated[int | None, _limit("Rows of one step. Default: 1024.")] = None
+    kv_cache_memory_bytes: Annotated[
+        int | None, _limit("Memory of all KV storage. Default: a full batch, within a quarter of what is free.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.target == "":  # to the file system it is the working folder
+            raise OptionError("--target", "is empty; name a model")
+
+    @property
+    def source(self) -> str:
+        """The target: what was given, else the model of the package."""
+        return "embedded" if self.target is None else self.target
+
+    def at(self, place: str | None) -> Self:
+        """The flags with a command's argument TARGET in place, which is a shorter spelling of --target.
+
+        Raises:
+            OptionError: both are given.
+        """
+        if place is None:
+            return self
+        if self.target is not None:
+            raise OptionError("--target", f"is given twice: {place} and {self.target}")
+        return dataclasses.replace(self, target=place)
 
     def options(self) -> dict[str, Any]:
         """What was given, with the names of `EngineOptions`."""
@@ -135,12 +163,31 @@ class EngineFlags:
         """The drafters asked for, checked before any model is loaded; empty: plain decoding.
 
         Raises:
-            OptionError: an unknown key or value, or two flags that name a drafter.
+            OptionError: an unknown key or value, two flags that name a drafter, or keys that contradict a flag.
         """
+        configs = self._configs()
+        lengths = [config.num_speculative_tokens for config in configs]
+        # The flag is the default of drafters that set none; where all of them do, it would be dropped in silence.
+        self._check_agrees("num_speculative_tokens", lengths if None not in lengths else [])
+        self._check_agrees("verify_mode", [config.verify_mode for config in configs if config.verify_mode is not None])
+        return configs
+
+    def _check_agrees(self, key: str, own: Sequence[Any]) -> None:
+        given = getattr(self, key)
+        other = [value for value in own if value != given]
+        if given is not None and other:
+            dotted = DOTTED.replace("KEY", key)
+            raise OptionError(
+                f"--{key.replace('_', '-')}", f"{given} contradicts {dotted} {other[0]}; give one of them"
+            )
+
+    def _configs(self) -> list[SpeculativeConfig]:
         from forerun.drafters.config import parse_configs
 
         if self.drafter and self.speculative_config is not None:
             raise OptionError("--drafter", "give either this or --speculative-config")
+        if any(not name.strip() for one in self.drafter or () for name in one.split(",")):
+            raise OptionError("--drafter", "a name is empty")
         dotted = dict(_dotted_item(item) for item in self.speculative_config_key or ())
         named: Sequence[str | None] = self.drafter or [self.speculative_config]
         configs = [config for one in named for config in parse_configs(one)]
@@ -195,10 +242,14 @@ def fold_dotted(args: Sequence[str]) -> list[str]:
 class SamplingFlags:
     """How a request is sampled and when it stops. What is not given comes from the model's generation config."""
 
-    temperature: Annotated[float | None, _sampling("0 is greedy.")] = None
-    max_tokens: Annotated[int | None, _sampling("Tokens to generate at most.")] = None
+    temperature: Annotated[
+        float | None, _sampling("0 is greedy. Default, as of filters and penalties: the model's generation config.")
+    ] = None
+    max_tokens: Annotated[
+        int | None, _sampling("Tokens to generate at most. Default: 128; a chat: what fits; data regenerate: 2048.")
+    ] = None
     seed: Annotated[int | None, _sampling("Key of all randomness; fresh if not given.")] = None
-    n: Annotated[int | None, _sampling("Samples per prompt.", "--n", "-n")] = None
+    n: Annotated[int | None, _sampling("Samples per prompt. Default: 1.", "--n", "-n")] = None
     top_k: Annotated[int | None, _sampling("Keep the k most probable tokens; 0 or -1 keeps all.")] = None
     top_p: Annotated[float | None, _sampling("Keep the most probable tokens up to this mass, in (0, 1].")] = None
     min_p: Annotated[float | None, _sampling("Keep tokens of at least this share of the top probability.")] = None

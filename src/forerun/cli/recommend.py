@@ -250,7 +250,7 @@ def loading_flags(ready: EngineFlags, config: SpeculativeConfig) -> str:
 
 def target_flags(ready: EngineFlags) -> list[str]:
     """Flags that load the target as it was loaded here."""
-    words = ["--target", ready.target]
+    words = ["--target", ready.source]
     for name in ("dtype", "device", "threads"):
         value = getattr(ready, name)
         words += [] if value is None else [f"--{name}", str(value)]

@@ -80,6 +80,8 @@ def regenerate(
     path = Path(out)
     check_file(path)
     given = sampling.given(max_tokens=MAX_TOKENS)
+    if given["max_tokens"] < 1:
+        raise OptionError("--max-tokens", "must be at least 1, got 0: an answer of no token teaches nothing")
     if "logprobs" in given:
         raise OptionError("--logprobs", "are not kept with answers; leave it away")
     run = _regeneration(prompts, given.pop("n", 1), template, limit)
@@ -157,10 +159,9 @@ def _servers(
             "--chat-template", "belongs to decoding here; servers use the template they were started with"
         )
     servers = [Server(url, flags.api_key, flags.timeout) for url in flags.url or ()]
-    named = None if engine.target == EngineFlags().target else engine.target
     yield ServerAnswers(
         servers,
-        the_model(servers, named),
+        the_model(servers, engine.target),
         given,
         template_options=template.options(),
         concurrency=flags.concurrency,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from forerun.cli.console import notes
 from forerun.cli.load import chosen_drafters
 from forerun.cli.options import EngineFlags, flags
 from forerun.cli.prompts import parse_json, read_text
-from forerun.errors import ForerunError, OptionError
+from forerun.errors import ForerunError, OptionError, not_imported
 
 if TYPE_CHECKING:
     from forerun.drafters.config import SpeculativeConfig
@@ -213,28 +212,21 @@ def serve(
     operator.check()
     models.check()
     chosen = options.options()
-    engine = _target(engine, model)
+    engine = engine.at(model)
     configs = chosen_drafters(engine)  # what is wrong there is told before anything is loaded
     try:
         from forerun.serve.run import serve as run
     except ImportError as error:
-        raise ForerunError(f"forerun serve needs the extra `serve`: pip install 'forerun[serve]' ({error})") from None
+        why = not_imported(error, "serve", "fastapi", "uvicorn", "prometheus_client")
+        raise ForerunError(f"forerun serve {why}") from error
 
     def listening(url: str) -> None:
         _log_to_stderr()
-        notes().print(f"listening at {url}, loading {engine.target}")
+        notes().print(f"listening at {url}, loading {engine.source}")
         if address.host not in ("127.0.0.1", "localhost", "::1") and not chosen.api_key:
             notes().print(f"{address.host} without --api-key: whoever reaches it can use it", style="yellow")
 
     run(lambda: models.load(engine, configs), chosen, address.host, address.port, listening)
-
-
-def _target(engine: EngineFlags, model: str | None) -> EngineFlags:
-    if model is None:
-        return engine
-    if engine.target not in ("embedded", model):
-        raise OptionError("MODEL", f"{model} and --target {engine.target} name two models; give one")
-    return dataclasses.replace(engine, target=model)
 
 
 def _json(option: str, text: str, kind: type[Any]) -> Any:

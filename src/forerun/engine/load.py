@@ -97,7 +97,8 @@ def ready_target(target: str | Target | PreTrainedModel, tokenizer: Any, options
     Raises:
         OptionError: an option that a target which is ready cannot follow. ModelError: as `load_target`.
     """
-    from forerun.target.load import load_target, use_threads
+    from forerun.target.load import load_target
+    from forerun.target.threads import use_threads
 
     if not isinstance(target, Target):
         return load_target(

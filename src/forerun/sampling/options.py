@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, everywhere: request, drafter, verification and bonus alike."""
 
+HOTTEST = 1e6
+"""The highest temperature: far below it every law is flat. One beyond the range of a float would make a masked logit,
+-inf over inf, no number."""
+REPETITION = (0.01, 100.0)
+"""Least and largest repetition penalty, far beyond what is of use; a logit over 1e-320 is no number any more."""
+ADDED = 2.0
+"""Largest presence and frequency penalty, of either sign, as in OpenAI's API."""
+BIAS = 100.0
+"""Largest bias of a logit, of either sign, as in OpenAI's API."""
+
 VerifyMode = Literal["rejection", "coupled"]
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
@@ -39,7 +49,7 @@ class Sampling:
     """
 
     temperature: float = 1.0
-    """0 (anything below 1e-5) is greedy; ties go to the lowest token id."""
+    """0 (anything below 1e-5) is greedy; ties go to the lowest token id. 1e6 at most."""
     top_k: int = 0
     """Keep the k most probable tokens; 0 or -1 keeps all. Ties at the border go to the lowest token ids."""
     top_p: float = 1.0
@@ -47,13 +57,13 @@ class Sampling:
     min_p: float = 0.0
     """Keep tokens with at least this fraction of the top probability, in [0, 1]."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens in prompt or output; 1 is off."""
+    """Divides positive and multiplies negative logits of tokens in prompt or output, in [0.01, 100]; 1 is off."""
     presence_penalty: float = 0.0
-    """Subtracted once from the logit of each token already generated."""
+    """Subtracted once from the logit of each token already generated, in [-2, 2]."""
     frequency_penalty: float = 0.0
-    """Subtracted per occurrence among the generated tokens."""
+    """Subtracted per occurrence among the generated tokens, in [-2, 2]."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Token id -> value added to its logit, at every position."""
+    """Token id -> value in [-100, 100] added to its logit, at every position."""
     min_tokens: int = 0
     """Tokens to generate before an end-of-sequence or stop id may appear. Yields where nothing else is allowed."""
     bad_words: Sequence[str | Sequence[int]] = ()
@@ -113,14 +123,15 @@ def _check_sampling(s: Sampling) -> None:
         if not ok:
             raise OptionError(option, f"must be {expected}, got {getattr(s, option)!r}")
 
-    need(is_finite(s.temperature) and s.temperature >= 0, "temperature", "a finite number >= 0")
+    need(_within(s.temperature, 0, HOTTEST), "temperature", f"in [0, {HOTTEST:g}]")
     need(is_whole(s.top_k) and s.top_k >= -1, "top_k", "an integer >= -1 (0 and -1 are off)")
-    need(is_finite(s.top_p) and 0 < s.top_p <= 1, "top_p", "in (0, 1]")
-    need(is_finite(s.min_p) and 0 <= s.min_p <= 1, "min_p", "in [0, 1]")
-    need(is_finite(s.repetition_penalty) and s.repetition_penalty > 0, "repetition_penalty", "a finite number > 0")
-    need(is_finite(s.presence_penalty) and abs(s.presence_penalty) <= 2, "presence_penalty", "in [-2, 2]")
-    need(is_finite(s.frequency_penalty) and abs(s.frequency_penalty) <= 2, "frequency_penalty", "in [-2, 2]")
-    need(_bias_ok(s.logit_bias), "logit_bias", "{token id: finite number}")
+    need(_within(s.top_p, 0, 1) and s.top_p > 0, "top_p", "in (0, 1]")
+    need(_within(s.min_p, 0, 1), "min_p", "in [0, 1]")
+    least, largest = REPETITION
+    need(_within(s.repetition_penalty, least, largest), "repetition_penalty", f"in [{least:g}, {largest:g}]")
+    for option in ("presence_penalty", "frequency_penalty"):
+        need(_within(getattr(s, option), -ADDED, ADDED), option, f"in [{-ADDED:g}, {ADDED:g}]")
+    need(_bias_ok(s.logit_bias), "logit_bias", f"{{token id: number in [{-BIAS:g}, {BIAS:g}]}}")
     need(is_whole(s.min_tokens) and s.min_tokens >= 0, "min_tokens", "an integer >= 0")
     need(_each(_word_ok, s.bad_words), "bad_words", "a list of non-empty strings or sequences of token ids")
     allowed = s.allowed_token_ids
@@ -142,8 +153,15 @@ def _check_sampling(s: Sampling) -> None:
 
 
 def is_finite(value: object) -> bool:
-    """Whether it is a finite number, numpy's included; a bool is none."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a number that a float holds, numpy's included; a bool is none."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
+
+
+def _within(value: object, least: float, largest: float) -> bool:
+    return is_finite(value) and least <= cast(float, value) <= largest
 
 
 def is_whole(value: object) -> bool:
@@ -171,7 +189,8 @@ def _id_ok(token: object) -> bool:
 
 
 def _bias_ok(bias: object) -> bool:
-    return isinstance(bias, Mapping) and _ids_ok(bias) and _each(is_finite, bias.values())
+    in_range = isinstance(bias, Mapping) and _each(lambda value: _within(value, -BIAS, BIAS), bias.values())
+    return in_range and _ids_ok(bias)
 
 
 def _word_ok(word: object) -> bool:

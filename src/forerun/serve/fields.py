@@ -10,11 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
+from forerun.sampling.options import ADDED, BIAS, REPETITION
+
 Bool = Annotated[bool, Strict()]
 Int = Annotated[int, Strict()]
 Float = Annotated[float, Strict()]
 Id = Annotated[Int, Field(ge=0)]
-Penalty = Annotated[Float, Field(ge=-2, le=2)]
+Penalty = Annotated[Float, Field(ge=-ADDED, le=ADDED)]
 
 
 class Fields(BaseModel):
@@ -105,9 +107,8 @@ class GenerationFields(Fields):
     min_p: Annotated[Float, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[Float, Field(ge=0.01, le=100)] | None = None
-    """Far beyond what is of use; a logit divided by 1e-300 is no number any more."""
-    logit_bias: dict[str, Annotated[Float, Field(ge=-100, le=100)]] | None = None
+    repetition_penalty: Annotated[Float, Field(ge=REPETITION[0], le=REPETITION[1])] | None = None
+    logit_bias: dict[str, Annotated[Float, Field(ge=-BIAS, le=BIAS)]] | None = None
     allowed_token_ids: list[Id] | None = Field(default=None, min_length=1)
     bad_words: list[str | list[Id]] | None = None
     seed: Annotated[Int, Field(ge=-(2**63), lt=2**63)] | None = None

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from forerun.errors import not_imported
 from forerun.serve.errors import ApiError, invalid, unsupported
 from forerun.target.base import Tokenizer
 
@@ -97,9 +98,8 @@ class Grammars:
     def _compiled(self, grammar: Grammar) -> Any:
         try:
             from llguidance import LLMatcher
-        except ImportError:
-            message = "needs the package llguidance (part of the extra `serve`)"
-            raise unsupported(grammar.param, message) from None
+        except ImportError as error:
+            raise unsupported(grammar.param, not_imported(error, "serve", "llguidance")) from error
         if not self._eos_ids:
             raise unsupported(grammar.param, "the model has no end-of-sequence token to end a complete answer with")
         try:

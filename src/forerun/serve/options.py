@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from forerun.errors import OptionError
 from forerun.parsing import json_of
-from forerun.sampling import LogprobsMode
+from forerun.sampling import LogprobsMode, Sampling
 
 SpecMetrics = Literal["none", "summary", "detailed"]
 
@@ -106,6 +106,15 @@ def _check(o: ServeOptions) -> None:
         if name not in FROM_GENERATION_CONFIG:
             known = ", ".join(FROM_GENERATION_CONFIG)
             raise OptionError("--override-generation-config", f"{name!r} is no sampling value; known: {known}")
+    _check_sampling("--override-generation-config", o.override_generation_config)
+
+
+def _check_sampling(option: str, values: Mapping[str, Any]) -> None:
+    """OptionError names the option that the values came by, which none of them is a flag of."""
+    try:
+        Sampling(**values)
+    except OptionError as error:
+        raise OptionError(option, str(error)) from None
 
 
 def sampling_defaults(options: ServeOptions, of_model: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,14 +123,11 @@ def sampling_defaults(options: ServeOptions, of_model: Mapping[str, Any]) -> dic
     Raises:
         OptionError: the folder of `generation_config` holds none, or a value no request could have.
     """
-    from forerun.sampling import Sampling
-
     kind = options.generation_config
     config = of_model if kind == "auto" else {} if kind == "vllm" else _read(Path(kind))
     chosen = {name: value for name, value in config.items() if name in FROM_GENERATION_CONFIG and value is not None}
-    chosen |= options.override_generation_config
-    Sampling(**chosen)
-    return chosen
+    _check_sampling("--generation-config", chosen)
+    return chosen | dict(options.override_generation_config)
 
 
 def _read(folder: Path) -> dict[str, Any]:

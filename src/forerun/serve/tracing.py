@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from forerun.errors import OptionError
+from forerun.errors import OptionError, not_imported
 from forerun.serve.account import Account
 from forerun.serve.parameters import Ask
 
@@ -27,8 +27,7 @@ class Tracer:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
-            message = f"needs the extra `otel`: pip install 'forerun[otel]' ({error})"
-            raise OptionError("--otlp-traces-endpoint", message) from None
+            raise OptionError("--otlp-traces-endpoint", not_imported(error, "otel", "opentelemetry")) from error
         provider = TracerProvider(resource=Resource.create({"service.name": "forerun"}))
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
         return cls(provider.get_tracer("forerun.serve"), extract)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from forerun.errors import ModelError
+from forerun.errors import ModelError, not_imported
 from forerun.folders import cache_folder
 from forerun.target.checkpoint import GIB, Checkpoint, check_fits
 from forerun.target.dtypes import dtype_name
@@ -94,7 +94,7 @@ def _elements(path: Path) -> int:
     try:
         from gguf import GGUFReader
     except ImportError as error:
-        raise ModelError(f"--target: {path} needs the gguf package; install forerun[gguf]") from error
+        raise ModelError(f"--target: {path} {not_imported(error, 'gguf', 'gguf')}") from error
     try:
         tensors = GGUFReader(path).tensors
     except Exception as error:  # The reader lets through what its parsing meets: IndexError, ValueError, KeyError, ..

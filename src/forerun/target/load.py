@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import torch
 
 from forerun.errors import ModelError, OptionError
-from forerun.sampling.options import check_whole
 from forerun.target.base import Target
 from forerun.target.checkpoint import Checkpoint, check_fits, inspect_folder
 from forerun.target.dtypes import dtype_name, dtype_named
 from forerun.target.hf import HFTarget
 from forerun.target.packed import pack_linears, packs
 from forerun.target.pretrained import counted, first_line, pretrained, progress_bar
+from forerun.target.threads import use_threads
 from forerun.target.tokenizer import HFTokenizer, shared_vocabulary
 
 if TYPE_CHECKING:
@@ -94,16 +94,6 @@ def announce(target: HFTarget) -> None:
     """Says which way was chosen on an accelerator and why; where it was never run on one, the reason says so."""
     if target.device.type != "cpu":
         logger.warning("%s on %s: attention %s", target.name, target.device, target.attention_reason)
-
-
-def use_threads(threads: int | None) -> None:
-    """CPU threads of torch, for the whole process; None leaves its default. OptionError: it is no number of threads."""
-    if threads is None:
-        return
-    check_whole("--threads", threads)
-    if threads < 1:
-        raise OptionError("--threads", f"must be at least 1, got {threads}")
-    torch.set_num_threads(int(threads))
 
 
 def _check_is_model(source: Any) -> None:
@@ -217,5 +207,4 @@ __all__ = [
     "gguf_file",
     "load_target",
     "shared_vocabulary",
-    "use_threads",
 ]

@@ -18,6 +18,7 @@ from forerun.drafters import DRAFTERS, drafter_class
 from forerun.drafters.learned import Learner, LearnerSettings
 from forerun.errors import OptionError, nearest
 from forerun.parsing import json_of, yaml_of
+from forerun.target.threads import MOST_THREADS
 
 DATA, LENGTH, OPTIMISER, EVALUATION, FILES, MACHINE = (
     "Data", "Length of the run", "Optimiser", "Evaluation", "Checkpoints and records", "Target and machine",
@@ -118,7 +119,9 @@ class TrainingConfig(BaseModel):
     allow_target_mismatch: bool = _setting(False, "Read the feature store of another target of this shape.", FILES)
     # Where it runs.
     device: Literal["auto", "cpu", "cuda", "mps"] = _setting("auto", "auto: a GPU if there is one.", MACHINE, free=True)
-    threads: int | None = _setting(None, "CPU threads. Default: torch's own choice.", MACHINE, free=True, ge=1, le=4096)
+    threads: int | None = _setting(
+        None, "CPU threads. Default: torch's own choice.", MACHINE, free=True, ge=1, le=MOST_THREADS
+    )
     target_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = _setting(
         "auto", "Of the target's weights, hence of its features.", MACHINE, free=True
     )

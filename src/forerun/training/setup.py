@@ -17,6 +17,7 @@ from forerun.target.allocator import keep_freed_memory
 from forerun.target.base import Target
 from forerun.target.dtypes import dtype_name
 from forerun.target.fingerprint import template_hash
+from forerun.target.threads import use_threads
 from forerun.training.config import Chosen, TrainingConfig
 from forerun.training.folder import TRACKERS, identity
 from forerun.training.inputs import Inputs, View, open_inputs
@@ -88,8 +89,7 @@ def start(chosen: Chosen) -> tuple[Chosen, Accelerator]:
     for tracker in config.trackers:
         if importlib.util.find_spec(tracker) is None:
             raise OptionError("--trackers", f"{tracker} is not installed: pip install {tracker}")
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    use_threads(config.threads)
     if device == "cpu":
         keep_freed_memory()
     # It keeps the precision of the first accelerator of a process for all later ones.

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import OptionError
+from forerun.errors import OptionError, not_imported
 from forerun.parsing import json_of
 from forerun.training.data.report import Dropped
 
@@ -177,7 +177,7 @@ class Sources:
             from pyarrow import ArrowException
             from pyarrow.parquet import ParquetFile
         except ImportError as error:
-            raise OptionError(self.option, f"{path} needs pyarrow: pip install 'forerun[train]'") from error
+            raise OptionError(self.option, f"{path} {not_imported(error, 'train', 'pyarrow')}") from error
         try:
             return ParquetFile(path)
         except ArrowException as error:
@@ -206,7 +206,7 @@ def _dataset(name: str, option: str) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise OptionError(option, f"hf:{name} needs the datasets library: pip install 'forerun[train]'") from error
+        raise OptionError(option, f"hf:{name} {not_imported(error, 'train', 'datasets')}") from error
     path, _, split = (name, "", "") if Path(name).exists() else name.rpartition(":") if ":" in name else (name, "", "")
     try:
         found: Any = datasets.load_from_disk(path) if _is_saved(Path(path)) else datasets.load_dataset(path)
