@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ Key = tuple[tuple[int, ...], str, int]
 class Rows:
     """The rows of one folder. Of two rows of one key the later counts; a line cut short with its process is dropped."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, key: Callable[[dict[str, Any]], Hashable] | None = None):
+        """`key` of a row; that of a prompt, configuration and trial if not given."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / "rows.jsonl"
-        self._rows: dict[Key, dict[str, Any]] = {}
+        self._path, self._key = folder / "rows.jsonl", key or key_of
+        self._rows: dict[Hashable, dict[str, Any]] = {}
         if self._path.exists():
             self._read()
 
@@ -29,14 +30,14 @@ class Rows:
                 break
             cut += len(line)
             row = json.loads(line)
-            self._rows[key_of(row)] = row
+            self._rows[self._key(row)] = row
         if cut < len(whole):
             os.truncate(self._path, cut)
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: Hashable) -> bool:
         return key in self._rows
 
-    def get(self, key: Key) -> dict[str, Any] | None:
+    def get(self, key: Hashable) -> dict[str, Any] | None:
         return self._rows.get(key)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -50,7 +51,7 @@ class Rows:
             file.write(json.dumps(row, separators=(",", ":")) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self._rows[key_of(row)] = row
+        self._rows[self._key(row)] = row
 
 
 def key_of(row: dict[str, Any]) -> Key:

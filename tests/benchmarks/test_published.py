@@ -1,4 +1,4 @@
-"""Numbers that the READMEs quote are those of the published pages."""
+"""Numbers that the READMEs and docs/ quote are those of the published pages."""
 
 from __future__ import annotations
 
@@ -25,3 +25,14 @@ def test_the_readme_quotes_the_page(readme: str) -> None:
             f"{speed[m]['tokens_per_second']['median']:.1f} ({speed[m]['speedup']['median']:.2f}x)"
             for m in ("small-k6", "ngram-k6")
         ]
+
+
+def test_scheduling_quotes_the_grid() -> None:
+    """Its cells and worst ratios of `docs/simulation/never-slower.json`."""
+    found = json.loads((ROOT / "docs" / "simulation" / "never-slower.json").read_text(encoding="utf-8"))
+    text = " ".join((ROOT / "docs" / "scheduling.md").read_text(encoding="utf-8").split())
+    ratios = {name: f"{one['ratio']:.3f}".removeprefix("0") for name, one in found["worst"].items()}
+    assert f"in {found['cells']} cells of" in text
+    assert f"{ratios['over_plain']} of plain decoding" in text
+    assert f"{ratios['over_plain_always_wrong']} with a drafter that is always wrong" in text
+    assert f"{ratios['over_best_fixed']} of the best fixed K" in text

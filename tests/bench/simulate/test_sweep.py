@@ -9,7 +9,7 @@ import math
 
 import pytest
 
-from bench.simulate.worlds import CURVES, EVEN, serial, system
+from bench.simulate.worlds import EVEN, grid, system
 from forerun.bench.load.arrivals import Load
 from forerun.bench.screen import text_of
 from forerun.bench.simulate import systems
@@ -158,34 +158,14 @@ def test_the_frontier_moves_out():
 
 # ------------------------------------------------------------------------------------------------------- never slower
 
-SMALL = {"small": serial(0.1, 0.1, follow=0.001)}
-GRID = {
-    "small": (SMALL, "small:{}:k=5"),
-    "dspark": ({"dspark": serial(0.15, 0.01, follow=0.001)}, "dspark:{}:k=5"),
-    "ngram": ({"ngram": serial(1e-4, 0.0)}, "ngram:{}:k=5:match=0.35"),
-    "mixed": (
-        {"ngram": serial(1e-4, 0.0), "dspark": serial(0.15, 0.01, follow=0.001)},
-        "ngram:{}:k=5:match=0.35+dspark:{}:k=5",
-    ),
-}
-FIXED = "fixed:1,fixed:2,fixed:3,fixed:5"
-LONG = Lengths((50, 150), (150, 300))
 
-
-def cell(
-    curve: str, kind: str, acceptance: float, requests: int, policy: str = "delayed", effort: float = 1.0
-) -> float:
+def margin_of(cell, effort: float) -> float:
     """Speed of a scheduled cell over the better of plain decoding and the best fixed K."""
-    drafts, text = GRID[kind]
-    made = plan(
-        system(CURVES[curve], **drafts), (text.format(acceptance, acceptance),), f"{FIXED},{policy}", (requests,),
-        lengths=LONG, effort=effort,
-    )  # fmt: skip
-    return margin(next(row for row in sweep(made) if row["policy"] == policy))
+    return grid.compared(grid.measure(cell, effort))["margin"]
 
 
 @pytest.mark.parametrize(
-    ("curve", "kind", "acceptance", "requests"),
+    ("curve", "drafter", "acceptance", "requests"),
     [
         pytest.param("bfloat16", "small", 0.7, 1, marks=pytest.mark.slow),
         ("bfloat16", "dspark", 0.8, 8),
@@ -195,25 +175,21 @@ def cell(
         ("bfloat16", "ngram", 0.8, 4),
     ],
 )
-def test_scheduled_is_not_slower_than_plain_or_the_best_fixed_length(curve, kind, acceptance, requests):
+def test_scheduled_is_not_slower_than_plain_or_the_best_fixed_length(curve, drafter, acceptance, requests):
     """A slice of the grid below, half as long: at least .95 of the better of both (the bar of the grid is .97)."""
-    assert cell(curve, kind, acceptance, requests, effort=0.5) >= 0.95
+    assert margin_of(grid.Cell(curve, drafter, acceptance, requests), effort=0.5) >= 0.95
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["delayed", "prefix"])
-@pytest.mark.parametrize("kind", GRID)
-@pytest.mark.parametrize("curve", CURVES)
-def test_the_whole_grid_is_never_slower(curve, kind, policy):
+@pytest.mark.parametrize("policy", grid.POLICIES)
+@pytest.mark.parametrize("drafter", grid.DRAFTERS)
+@pytest.mark.parametrize("curve", grid.CURVES)
+def test_the_whole_grid_is_never_slower(curve, drafter, policy):
     """SP-3: every load x acceptance of one machine and drafter: at least .97 of plain decoding and of the best fixed K,
     which is known only afterwards; where nothing is ever accepted at least .95."""
-    bad = {}
-    for requests in (1, 4, 16, 32):
-        for acceptance in (0.0, 0.3, 0.5, 0.7, 0.8, 0.9):
-            found = cell(curve, kind, acceptance, requests, policy, effort=2.0)
-            if found < (BAR if acceptance > 0 else 0.95):
-                bad[requests, acceptance] = round(found, 3)
-    assert not bad
+    cells = grid.cells(policy, curves=[curve], drafters=[drafter])
+    found = {cell: margin_of(cell, effort=2.0) for cell in cells}
+    assert not {cell: margin for cell, margin in found.items() if margin < cell.bar}
 
 
 @pytest.mark.slow
