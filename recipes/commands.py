@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import math
 import os
 import shutil
@@ -168,8 +169,13 @@ def pace_of(trial: Path) -> Pace:
 
 
 def whole_lines(source: Path, copy: Path) -> int:
-    """Copies the lines of a file that another process may be writing to, a torn last one left out; their number."""
+    """Copies the lines of a file that another process may be writing to, a torn last one left out; their number.
+
+    A file that ends in `.xz` is unpacked.
+    """
     content = source.read_bytes()
+    if source.suffix == ".xz":
+        content = lzma.decompress(content)
     whole = content[: content.rfind(b"\n") + 1]
     new = copy.with_name(f"{copy.name}.new")
     new.write_bytes(whole)

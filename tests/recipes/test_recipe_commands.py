@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import signal
 import sys
 import threading
@@ -99,6 +100,13 @@ def test_a_torn_last_line_is_left_out(commands: ModuleType, tmp_path: Path) -> N
     assert commands.whole_lines(source, tmp_path / "copy.jsonl") == 2
     assert (tmp_path / "copy.jsonl").read_bytes() == b'{"id": 1}\n{"id": 2}\n'
     assert source.stat().st_size == 27
+
+
+def test_packed_answers_are_unpacked(commands: ModuleType, tmp_path: Path) -> None:
+    packed = tmp_path / "answers.jsonl.xz"
+    packed.write_bytes(lzma.compress(b'{"id": 1}\n{"id": 2}\n'))
+    assert commands.whole_lines(packed, tmp_path / "copy.jsonl") == 2
+    assert (tmp_path / "copy.jsonl").read_bytes() == b'{"id": 1}\n{"id": 2}\n'
 
 
 def test_what_names_a_place_of_this_machine_is_not_published(commands: ModuleType, tmp_path: Path) -> None:
