@@ -19,6 +19,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,8 @@ def _missing(args: argparse.Namespace, policy: str, rows: Rows) -> Iterator[Job]
     cells = [cell for seed in args.seeds for cell in grid.cells(policy, seed, *chosen)]
     for cell in sorted(set(cells), key=lambda cell: random.Random(str(cell)).random()):
         if cell not in rows:
-            yield cell, next((row["baselines"] for row in rows if cell.shares_baselines(row)), None)
+            others = (rows.get(replace(cell, policy=other)) for other in grid.POLICIES)
+            yield cell, next((row["baselines"] for row in others if row), None)
 
 
 def _measured(job: Job, effort: float) -> grid.Row:

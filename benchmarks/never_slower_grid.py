@@ -90,10 +90,6 @@ class Cell:
         """Least `margin` that is asked of it."""
         return BAR if self.acceptance > 0 else ALWAYS_WRONG_BAR
 
-    def shares_baselines(self, row: Row) -> bool:
-        """Whether a row is of the same texts, drafts and costs, whatever its policy."""
-        return all(row[name] == value for name, value in asdict(self).items() if name != "policy")
-
 
 def cells(
     policy: str,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import runpy
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +13,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+
+from scripts import script
 
 REPOSITORY = Path(__file__).parents[2]
 ROOT, BENCHMARKS = REPOSITORY / "recipes", REPOSITORY / "benchmarks"
@@ -33,15 +34,9 @@ def folder(name: str) -> Iterator[Path]:
                 del sys.modules[known]
 
 
-def script(path: Path) -> ModuleType:
+def recipe(path: Path) -> ModuleType:
     """A script as a module of a name that no other has: `drafters` is also a package of these tests."""
-    spec = importlib.util.spec_from_file_location(f"recipe_{path.parent.name}_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
+    return script(path, f"recipe_{path.parent.name}_{path.stem}")
 
 
 @pytest.fixture
@@ -56,7 +51,7 @@ def commands() -> Iterator[ModuleType]:
 def qwen() -> Iterator[ModuleType]:
     """recipes/qwen/drafters.py."""
     with folder("qwen") as place:
-        yield script(place / "drafters.py")
+        yield recipe(place / "drafters.py")
 
 
 @pytest.fixture
@@ -71,7 +66,7 @@ def target_recipe() -> Iterator[SimpleNamespace]:
 def embedded() -> Iterator[ModuleType]:
     """recipes/embedded/drafters.py."""
     with folder("embedded") as place:
-        yield script(place / "drafters.py")
+        yield recipe(place / "drafters.py")
 
 
 @pytest.fixture

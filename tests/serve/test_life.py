@@ -365,16 +365,22 @@ def test_draining_finishes_what_runs_and_lets_nobody_in():
         site.run(drain())
 
 
+async def _answering(site: Site, stream: bool) -> asyncio.Future[Reply]:
+    """An answer that has begun and has no end."""
+    call = site.call("POST", COMPLETIONS, {**ENDLESS, "stream": stream})
+    running = asyncio.ensure_future(call.run())
+    while site.server.service.gate.inside < 1 or (stream and not call.reply.parts):
+        await asyncio.sleep(0.001)
+    return running
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_is_not_done_when_draining_ends_is_told(stream):
     """--drain-timeout: a clear error, never half an answer without one."""
     with Site(lambda: _slowed(0.02), drain_timeout=0.2) as site:
 
         async def drain() -> Reply:
-            call = site.call("POST", COMPLETIONS, {**ENDLESS, "stream": stream})
-            running = asyncio.ensure_future(call.run())
-            while site.server.service.gate.inside < 1 or (stream and not call.reply.parts):
-                await asyncio.sleep(0.001)
+            running = await _answering(site, stream)
             await site.server.drain()
             return await running
 
@@ -393,10 +399,7 @@ def test_who_runs_when_a_stop_is_hurried_is_told(stream):
     with Site(lambda: _slowed(0.02), drain_timeout=600) as site:
 
         async def drain() -> Reply:
-            call = site.call("POST", COMPLETIONS, {**ENDLESS, "stream": stream})
-            running = asyncio.ensure_future(call.run())
-            while site.server.service.gate.inside < 1 or (stream and not call.reply.parts):
-                await asyncio.sleep(0.001)
+            running = await _answering(site, stream)
             draining = asyncio.ensure_future(site.server.drain())
             await asyncio.sleep(0)
             site.server.hurry()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -90,7 +91,7 @@ class Planner:
         self._in_use: dict[int, str] = {}  # request -> first drafter of its last plan
         self._last_in_use: str | None = None
         self._released: dict[int, set[str]] = {}
-        self._taken_in: dict[tuple[int, str], int] = {}
+        self._taken_in: defaultdict[int, dict[str, int]] = defaultdict(dict)
         """By request and drafter: tokens of its context, when the drafter last drafted for it."""
         self._answer: _Answer | None = None
 
@@ -107,7 +108,7 @@ class Planner:
         for request, release in self._newly_dropped(asks, profile):
             plans[request] = replace(plans[request], release=release)
             for drafter in release:
-                self._taken_in.pop((request, drafter), None)
+                self._taken_in[request].pop(drafter, None)
         self._probe(plans, answer, {ask.request_id: ask.context for ask in asks})
         return list(plans.values()), answer.promised
 
@@ -237,14 +238,14 @@ class Planner:
         """Tokens that a drafter has to take in before it drafts: one that follows every step has none, whoever can
         rebuild its state does so only when it is asked."""
         lazy = any(option.drafter == drafter and option.rebuilds for option in options)
-        return max(0, context - self._taken_in.get((request, drafter), 0)) if lazy else 0
+        return max(0, context - self._taken_in[request].get(drafter, 0)) if lazy else 0
 
     # ------------------------------------------------------------------------------------------------------------ books
 
     def record(self, ask: Ask, plan: Plan, drafter: str | None, emitted: int) -> None:
         """A round of a request emitted so many tokens, with this drafter's part in it or with nobody's."""
         if drafter is not None:
-            self._taken_in[ask.request_id, drafter] = ask.context + emitted
+            self._taken_in[ask.request_id][drafter] = ask.context + emitted
         for option in ask.options:
             if option.drafter == drafter and not plan.probe:
                 self._keeper.used(ask.request_id, option.drafter)
@@ -254,17 +255,13 @@ class Planner:
     def restart(self, request_id: int) -> None:
         """The drafters' states of a request are fresh."""
         self._keeper.forget(request_id)
-        self._forget_taken_in(request_id)
+        self._taken_in.pop(request_id, None)
 
     def forget(self, request_id: int) -> None:
         self._keeper.forget(request_id)
         self._in_use.pop(request_id, None)
         self._released.pop(request_id, None)
-        self._forget_taken_in(request_id)
-
-    def _forget_taken_in(self, request_id: int) -> None:
-        for key in [key for key in self._taken_in if key[0] == request_id]:
-            del self._taken_in[key]
+        self._taken_in.pop(request_id, None)
 
 
 def _choices(names: Sequence[str], asked: Sequence[int]) -> tuple[Choice, ...]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from pathlib import Path
-from types import ModuleType
 
 from forerun.bench.load.arrivals import Load
 from forerun.bench.simulate.acceptance import Loaded, Skill, Spread
@@ -16,23 +13,14 @@ from forerun.bench.simulate.texts import Lengths, Texts
 from forerun.budget.costs import DraftCost
 from forerun.budget.profile import Profile
 from forerun.engine.admission import Limits
+from scripts import script
 
 EVEN = Spread(math.inf, math.inf)
 """Every text and place alike."""
 
 
-def _grid() -> ModuleType:
-    """The grid of benchmarks/, by its file: that folder is on nobody's path (tests/benchmarks/conftest.py)."""
-    path = Path(__file__).parents[3] / "benchmarks" / "never_slower_grid.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-grid = _grid()
+# By its file: benchmarks/ is on nobody's path (tests/benchmarks/conftest.py).
+grid = script(Path(__file__).parents[3] / "benchmarks" / "never_slower_grid.py", "never_slower_grid")
 BFLOAT16 = grid.BFLOAT16
 serial, profile = grid.serial, grid.scripted
 
