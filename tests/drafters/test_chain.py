@@ -26,7 +26,7 @@ from drafters.learning import (
 from forerun import Sampling
 from forerun.drafters.base import Accepted
 from forerun.drafters.chain import rows as chain_rows
-from forerun.drafters.chain.start import head_rows, take_over
+from forerun.drafters.chain.start import take_over
 from forerun.drafters.chain.unroll import Unroll, taught
 from forerun.drafters.eagle import Eagle
 from forerun.drafters.eagle.config import EagleSettings
@@ -34,6 +34,7 @@ from forerun.drafters.eagle3 import Eagle3
 from forerun.drafters.eagle3.config import Eagle3Settings
 from forerun.drafters.layers import Attention, like_target
 from forerun.drafters.learned import TrainingBatch
+from forerun.drafters.learned.head import head_rows
 from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.sampling import Row, distribution
 from forerun.target.table import history_model

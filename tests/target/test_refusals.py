@@ -8,7 +8,7 @@ import transformers as tf
 from target_families import BASE, LAYERS, LONGROPE, VOCAB, WINDOW, pair, stock_model, texts
 from torch import nn
 
-from forerun.drafters.chain.start import head_rows
+from forerun.drafters.learned.head import head_rows
 from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.errors import OptionError, UnsupportedModel
 from forerun.target.base import Batch, Segment

@@ -111,6 +111,12 @@ class Average:
         self.weights = {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
     @torch.no_grad()
+    def restart(self) -> None:
+        """From the weights as they are now."""
+        for name, weight in self.weights.items():
+            weight.copy_(self._parameters[name].detach())
+
+    @torch.no_grad()
     def update(self) -> None:
         for name, weight in self.weights.items():
             weight.lerp_(self._parameters[name].detach(), 1 - self.decay)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from forerun.drafters.checkpoint import fingerprint_of
-from forerun.drafters.learned import DesignPlan, Learner
+from forerun.drafters.learned import DesignPlan, Learner, Material, TrainingBatch
 from forerun.errors import DoesNotFit, ModelError, OptionError
 from forerun.target.allocator import keep_freed_memory
 from forerun.target.base import Target
@@ -21,7 +22,7 @@ from forerun.target.threads import use_threads
 from forerun.training.config import Chosen, TrainingConfig
 from forerun.training.folder import TRACKERS, identity
 from forerun.training.inputs import Inputs, View, open_inputs
-from forerun.training.order import Order
+from forerun.training.order import Order, micro_batches
 from forerun.training.stops import fitting, reading
 
 if TYPE_CHECKING:
@@ -56,6 +57,19 @@ class Job:
     @property
     def config(self) -> TrainingConfig:
         return self.chosen.config
+
+    def material(self, say: Callable[[str], None]) -> Material:
+        """What the drafter's start may be fitted to: one epoch of the order in which it is then taught."""
+        train = self.inputs.train
+
+        def batches() -> Iterator[TrainingBatch]:
+            place = 0
+            while place < len(train):
+                indices, place = self.order.step(place)
+                for group in micro_batches([int(self.order.lengths[i]) for i in indices], PASS_TOKENS["cpu"]):
+                    yield self.source.batch([train[indices[i]] for i in group])
+
+        return Material(train, batches(), self.config.seed, say)
 
     @property
     def is_main(self) -> bool:
@@ -150,7 +164,7 @@ def assemble(chosen: Chosen, accelerator: Accelerator, target: Target, data: Pat
     source = _source(chosen.config, target, drafter, store)
     parts = {"target": fingerprint_of(target), "data": inputs.train.digest()}
     if accelerator.num_processes > 1:
-        _same_everywhere(drafter)
+        same_everywhere(drafter)
     return Job(
         chosen, accelerator, target, inputs, order, drafter, source, identity(chosen, parts),
         (*notes, *drafter.notes, *_notes(chosen, inputs, lengths, source), *_of_template(inputs, target)),
@@ -232,7 +246,7 @@ def _source(config: TrainingConfig, target: Target, drafter: Learner, store: Pat
     )
 
 
-def _same_everywhere(drafter: Learner) -> None:
+def same_everywhere(drafter: Learner) -> None:
     """The first process's weights in all of them: they are drawn from one seed, but by different processors."""
     from accelerate.utils import broadcast
 

@@ -22,7 +22,7 @@ from forerun.training.folder import RunFolder, refuse_changes
 from forerun.training.inputs import chosen_for_evaluation
 from forerun.training.metrics import Meter, MetricsLog, Usage
 from forerun.training.optimizer import optimizer_tensors, restore_optimizer, unsavable
-from forerun.training.setup import Job
+from forerun.training.setup import Job, same_everywhere
 from forerun.training.step import Stepper, StepReport, check_lesson
 from forerun.training.stops import StopRequest, fitting, writing
 
@@ -73,11 +73,12 @@ class Trainer:
         for text in self.job.notes:
             self._say(text)
         self._resume()
+        self.meter = Meter(self.progress.used, self.job.target.device, self.job.accelerator.num_processes)
         if self.progress.step == 0:
             check_lesson(self.job.drafter, self.job.inputs.train)
+            self._fit_start()
         if self.job.is_main:
             self.folder.write_settings(self.job.chosen)
-        self.meter = Meter(self.progress.used, self.job.target.device, self.job.accelerator.num_processes)
         self.log = MetricsLog(self.folder.metrics, self.progress.metrics_bytes) if self.job.is_main else None
         if self.log is not None and self.log.lost:
             self._say(f"{self.log.path} is {self.log.lost} bytes shorter than it was: some of its lines are gone")
@@ -92,6 +93,17 @@ class Trainer:
             if self.log is not None:
                 self.log.close()
             self.job.accelerator.end_training()
+
+    def _fit_start(self) -> None:
+        """Before the first step, for kinds that can: it counts as time of the run, and is done again if that is stopped
+        before its first checkpoint."""
+        with fitting("the fitted start", "begin with --draft.init random"):
+            if not self.job.drafter.fit_start(self.job.material(self._say)):
+                return
+        if self.job.accelerator.num_processes > 1:
+            same_everywhere(self.job.drafter)
+        if self.stepper.average is not None:
+            self.stepper.average.restart()
 
     def _loop(self) -> int:
         while True:

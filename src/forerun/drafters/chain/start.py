@@ -9,13 +9,9 @@ from torch import Tensor, nn
 
 from forerun.drafters.layers import RMSNorm
 from forerun.drafters.learned import DesignPlan
-from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.target.base import Target
 from forerun.target.donor import last_telling_layers, layer_weights, narrowed
 from forerun.target.hf import HFTarget
-
-HEAD_COLUMNS = 64
-"""Columns of the target's head read at once."""
 
 
 @torch.no_grad()
@@ -68,18 +64,3 @@ def pass_last(fc: nn.Linear) -> None:
     size = fc.out_features
     fc.weight.zero_()
     fc.weight[:, -size:].copy_(torch.eye(size))
-
-
-@torch.no_grad()
-def head_rows(target: Target, vocabulary: DraftVocabulary) -> Tensor:
-    """[D, H] in float32: the target's head at the ids of the draft vocabulary, read off by applying it to unit vectors.
-
-    A bias is left out; of a soft-cap, nearly linear around 0, hardly anything is in it. Ids that are no tokens (-inf in
-    the target's logits) get zeros. Good for starting from.
-    """
-    head = target.logits if vocabulary.kept is None else target.partial_logits(vocabulary.kept)
-    units = torch.eye(target.hidden_size, dtype=target.dtype, device=target.device)
-    origin = head(torch.zeros_like(units[:1]))
-    never = origin == -torch.inf
-    columns = ((head(part) - origin).masked_fill(never, 0) for part in torch.split(units, HEAD_COLUMNS))
-    return torch.cat([column.float().T.cpu() for column in columns], 1)

@@ -13,7 +13,8 @@ from forerun.drafters.dflash.config import DFlashConfig, DFlashSettings
 from forerun.drafters.dflash.drafter import BlockDrafter, backbone_of, block_fields
 from forerun.drafters.dflash.loss import Rows, hidden_states, metrics_of, row_losses
 from forerun.drafters.dflash.network import Backbone, initialise
-from forerun.drafters.learned import DesignPlan, Exercise, Losses, TrainingBatch
+from forerun.drafters.dflash.start import fit_backbone
+from forerun.drafters.learned import DesignPlan, Exercise, Losses, Material, TrainingBatch
 from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.target.base import Target
 
@@ -51,6 +52,9 @@ class DFlash(BlockDrafter):
         return drafter
 
     # -------------------------------------------------------------------------------------------------------- training
+
+    def fit_start(self, material: Material) -> bool:
+        return self.settings.init == "fitted" and fit_backbone(self, self.backbone, material)
 
     def losses(self, batch: TrainingBatch, exercise: Exercise, progress: float) -> Losses:
         blocks, weights = exercise.drawn["blocks"], exercise.drawn["weights"]

@@ -53,8 +53,9 @@ class Backbone(nn.Module):
 def initialise(backbone: Backbone, target: Target, start: str, plan: DesignPlan, taps: int) -> None:
     """Starting weights.
 
-    `random`: normal(0, 0.02) for linear layers, ones for norms. `target`: the last layers of the target that change
-    anything, its final norm and, for the context, the norm of the first copied layer; `fc` passes the last tap through.
+    `random`, and `fitted` before `start.py` goes on: normal(0, 0.02) for linear layers, ones for norms. `target`: the
+    last layers of the target that change anything, its final norm and, for the context, the norm of the first copied
+    layer; `fc` passes the last tap through.
     A narrower feed-forward part keeps the neurons that write most. What the target's family builds in another way stays
     random.
     """

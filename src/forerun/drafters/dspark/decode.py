@@ -14,9 +14,12 @@ from forerun.drafters.dflash.blocks import Blocks
 from forerun.drafters.dflash.drafter import BlockDrafter, block_fields
 from forerun.drafters.dflash.loss import Rows, hidden_states, metrics_of, row_losses
 from forerun.drafters.dflash.network import initialise
+from forerun.drafters.dflash.start import fit_backbone
+from forerun.drafters.dspark.bigrams import as_states, fit_bigrams
 from forerun.drafters.dspark.config import DSparkConfig, DSparkSettings
 from forerun.drafters.dspark.network import DSparkNetwork, initialise_heads
-from forerun.drafters.learned import DesignPlan, Exercise, Losses, TrainingBatch, wide
+from forerun.drafters.learned import DesignPlan, Exercise, Losses, Material, TrainingBatch, wide
+from forerun.drafters.learned.head import head_rows
 from forerun.drafters.losses import confidence_loss
 from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.target.base import Target
@@ -55,6 +58,14 @@ class DSpark(BlockDrafter):
         return drafter
 
     # -------------------------------------------------------------------------------------------------------- training
+
+    def fit_start(self, material: Material) -> bool:
+        if self.settings.init != "fitted":
+            return False
+        markov, said = self.net.markov_head, None
+        if markov is not None and fit_bigrams(markov, material, self.vocabulary):
+            said = as_states(markov, head_rows(self.target, self.vocabulary).to(self.target.device))
+        return fit_backbone(self, self.net.backbone, material, said) or said is not None
 
     @property
     def head_bytes(self) -> int:

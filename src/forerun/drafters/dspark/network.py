@@ -25,7 +25,7 @@ class MarkovHead(nn.Module):
 
     def __init__(self, vocab_size: int, draft_size: int, hidden_size: int, rank: int, kind: str):
         super().__init__()
-        self.kind, self.rank = kind, rank
+        self.kind, self.rank, self.hidden_size = kind, rank, hidden_size
         self.markov_w1 = nn.Embedding(vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, draft_size, bias=False)
         if kind == "gated":

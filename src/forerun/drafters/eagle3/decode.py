@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.chain.decode import ChainDrafter
-from forerun.drafters.chain.start import head_rows, last_layer, pass_last, randomise, take_over
+from forerun.drafters.chain.start import last_layer, pass_last, randomise, take_over
 from forerun.drafters.eagle3 import loss
 from forerun.drafters.eagle3.config import Eagle3Config, Eagle3Settings, default_taps
 from forerun.drafters.eagle3.network import Eagle3Layer, Eagle3Network
 from forerun.drafters.layers import like_target
 from forerun.drafters.learned import DesignPlan, Exercise, Losses, TrainingBatch, config_fields
+from forerun.drafters.learned.head import head_rows
 from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.target.base import Target
 from forerun.target.donor import final_norm_weight

@@ -4,7 +4,7 @@ The trainer and its evaluation know a `Learner`, the engine a `Drafter`. A `Lear
 is designed for a target (or loaded for it), computes its losses on packed batches, and drafts with the same network.
 """
 
-from forerun.drafters.learned.batch import Exercise, Held, Losses, TrainingBatch, wide
+from forerun.drafters.learned.batch import Exercise, Held, Losses, Material, Text, TrainingBatch, wide
 from forerun.drafters.learned.config import DraftConfig, DraftSettings, LearnerSettings, Strict, taps_fit
 from forerun.drafters.learned.design import DesignPlan, check_taps, config_fields
 from forerun.drafters.learned.drafter import LearnedDrafter
@@ -20,7 +20,9 @@ __all__ = [
     "Learner",
     "LearnerSettings",
     "Losses",
+    "Material",
     "Strict",
+    "Text",
     "TrainingBatch",
     "check_taps",
     "config_fields",

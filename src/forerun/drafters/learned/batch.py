@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 
@@ -63,6 +65,31 @@ class Losses:
     metrics: Mapping[str, tuple[float, float]]
     """name -> (sum, weight); their quotient, over any number of micro-batches, is the metric. `name@k` for position k.
     Reserved: `teacher_forced_acceptance@k`, which evaluation prints by position."""
+
+
+class Text(Protocol):
+    """One sample of the training data."""
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """[S]"""
+
+    @property
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """[S]"""
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a start may be fitted to before the first step: the training data and no other."""
+
+    texts: Sequence[Text]
+    """All samples."""
+    batches: Iterable[TrainingBatch]
+    """The same with features, in the order of the training: computed when asked for, so only as many as are taken."""
+    seed: int
+    say: Callable[[str], None]
+    """Tells the user what takes a while, and what came of it."""
 
 
 class Held(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from forerun.drafters.learned.batch import Exercise, Held, Losses, TrainingBatch, wide
+from forerun.drafters.learned.batch import Exercise, Held, Losses, Material, TrainingBatch, wide
 from forerun.drafters.learned.config import LearnerSettings
 from forerun.drafters.learned.memory import chunk_of_logits, kept_by_linears, linear_numbers
 
@@ -114,6 +114,11 @@ class Learner(ABC):
         columns = self.vocabulary.draft_size if self.tables is None else self.tables[1].out_features
         chunk = chunk_of_logits(rows, max(self.target.vocab_size, columns), columns)
         return [kept_by_linears(rows, numbers, half), chunk]
+
+    def fit_start(self, material: Material) -> bool:  # noqa: ARG002 - for kinds that have a start to fit
+        """Better starting weights, computed from the data: called once, before the first step of a run that is new.
+        False: the weights are as they were, as with most kinds."""
+        return False
 
     @abstractmethod
     def prepare(self, batch: TrainingBatch, generator: torch.Generator) -> Exercise:

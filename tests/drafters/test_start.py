@@ -1,0 +1,202 @@
+"""Starts that are fitted to the data: the regression, what it makes of a backbone, and the Markov head's pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from drafters.learning import VOCAB, batch_of, plan_for, texts, tiny_target
+from forerun.drafters.dflash import DFlash
+from forerun.drafters.dflash.blocks import Blocks
+from forerun.drafters.dflash.config import DFlashSettings
+from forerun.drafters.dflash.start import SHARES, Metric, Regression, rows_to_fit
+from forerun.drafters.dspark import DSpark
+from forerun.drafters.dspark.bigrams import as_states, fit_bigrams
+from forerun.drafters.dspark.config import DSparkSettings
+from forerun.drafters.dspark.network import MarkovHead
+from forerun.drafters.learned import Material
+from forerun.drafters.learned.head import head_rows
+from forerun.drafters.vocabulary import DraftVocabulary
+from forerun.target.base import Target
+from tiny import qwen3_config
+
+TAPS, SHARPER = (1, 3), 3
+DSPARK = {"layers": 2, "taps": TAPS, "block_size": 4, "markov_rank": 8, "anchors": 16}
+DFLASH = {"layers": 2, "taps": TAPS, "block_size": 4, "anchors": 16}
+
+
+@dataclass
+class Text:
+    token_ids: np.ndarray
+    loss_mask: np.ndarray
+
+
+def cycles(count: int, length: int = 40, seed: int = 0) -> list[list[int]]:
+    """Texts that count upwards in steps of their own, round and round: the past says what comes."""
+    generator = torch.Generator().manual_seed(seed)
+    starts, steps = (
+        torch.randint(0, 240, (count,), generator=generator),
+        torch.randint(1, 6, (count,), generator=generator),
+    )
+    return [[int((start + i * step) % 240) for i in range(length)] for start, step in zip(starts, steps, strict=True)]
+
+
+def spoken(count: int, seed: int) -> list[list[int]]:
+    """Texts of `sharp_target`'s own, drawn from its laws."""
+    from transformers import Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(qwen3_config(4)).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(SHARPER)
+    torch.manual_seed(seed)
+    begin = torch.randint(0, 250, (count, 4))
+    texts: list[list[int]] = model.generate(
+        begin, do_sample=True, max_new_tokens=36, min_new_tokens=36, top_k=0, pad_token_id=263
+    ).tolist()
+    return texts
+
+
+def material_of(target: Target, sequences: list[list[int]], said: list[str] | None = None) -> Material:
+    own = [Text(np.array(tokens, np.int32), np.arange(len(tokens)) >= 4) for tokens in sequences]
+    batches = (batch_of(target, sequences[i : i + 4], TAPS, 4) for i in range(0, len(sequences), 4))
+    return Material(own, batches, 0, (said if said is not None else []).append)
+
+
+def sharp_target() -> Target:
+    """Its laws are far from uniform."""
+    target = tiny_target()
+    with torch.no_grad():
+        target.model.lm_head.weight.mul_(SHARPER)
+    return target
+
+
+def test_the_regression_finds_what_the_states_follow() -> None:
+    """States that follow two directions of the features: two numbers foresee them, the louder one first."""
+    generator = torch.Generator().manual_seed(0)
+    mix = torch.randn(12, 12, generator=generator)
+    features = torch.randn(4000, 12, generator=generator) @ mix + 3
+    ways = torch.randn(2, 6, generator=generator) * torch.tensor([[5.0], [1.0]])
+    states = (features[:, :2] @ ways)[:, None].expand(-1, len(SHARES), -1) + 7
+    seen = Regression()
+    for part, wanted in zip(features.split(1000), states.split(1000), strict=True):
+        seen.add(part, wanted)
+    code = seen.code(Metric.of(torch.randn(50, 6, generator=generator), torch.ones(6)), 5)
+    numbers = (features - code.mean) @ code.read
+    assert code.write.shape[0] == 2
+    torch.testing.assert_close(numbers.var(0), torch.ones(2), rtol=0.01, atol=0.01)
+    assert code.write[0].norm() > code.write[1].norm()
+    error = (numbers @ code.write + code.base - states[:, 0]).square().mean() / states[:, 0].var()
+    assert error < 1e-4
+
+
+def test_rows_are_fitted_within_a_sample() -> None:
+    """No row looks before the first token or past the last one of its own sample."""
+    target = tiny_target()
+    batch = batch_of(target, texts([6, 3, 7]), TAPS, 2)
+    assert rows_to_fit(batch).tolist() == [2, 3, 11, 12, 13]
+
+
+@pytest.mark.parametrize("from_anchor", [True, False])
+def test_the_first_slot_that_predicts_looks_at_the_newest_row(from_anchor: bool) -> None:
+    target = tiny_target()
+    with torch.no_grad():  # what all embeddings have in common, as in real models, where training put it
+        target.model.get_input_embeddings().weight.add_(torch.linspace(-1, 1, 32))
+    settings = DFlashSettings(**DFLASH, sample_from_anchor=from_anchor)
+    drafter = DFlash.design(target, settings, plan_for(target))
+    assert drafter.fit_start(material_of(target, cycles(12)))
+    batch = batch_of(target, cycles(1, seed=3), TAPS)
+    backbone, anchors = drafter.backbone, torch.arange(4, 30)
+    blocks = Blocks([anchors], [0], 4)
+    slots = torch.full((len(anchors), 4), drafter.config.mask_token_id)
+    slots[:, 0] = batch.tokens[anchors]
+    layer = backbone.layers[0]
+    normed = layer.input_layernorm(target.embed(slots.flatten()).float())
+    turned = backbone.rotary(blocks.positions, torch.float32)
+    first = drafter.config.first_slot
+    query = layer.self_attn.query(normed, turned).unflatten(0, (-1, 4))[:, first]  # [A, heads, dim]
+    inside, _ = layer.self_attn.keys_values(normed, turned)
+    outside, _ = layer.self_attn.keys_values(
+        backbone.fuse(batch.features), backbone.rotary(batch.positions, torch.float32)
+    )
+    for row, anchor in enumerate(anchors.tolist()):
+        keys = torch.cat([outside[:anchor], inside.unflatten(0, (-1, 4))[row]])
+        scores = torch.einsum("hd,khd->hk", query[row], keys.repeat_interleave(query.shape[1] // keys.shape[1], 1))
+        assert set(scores.argmax(-1).tolist()) == {anchor - 1}
+
+
+@pytest.mark.parametrize(("kind", "settings"), [(DFlash, DFlashSettings(**DFLASH)), (DSpark, DSparkSettings(**DSPARK))])
+def test_a_fitted_start_foresees_other_texts(kind: type[DFlash | DSpark], settings: object) -> None:
+    """Before any step, on texts it was not fitted to: a smaller cross entropy than that of other starts."""
+    target = sharp_target()
+    own, others, losses = spoken(100, 1), spoken(8, 2), {}
+    for init in ("fitted", "target", "random"):
+        drafter = kind.design(target, settings.model_copy(update={"init": init}), plan_for(target))
+        assert drafter.fit_start(material_of(target, own)) == (init == "fitted")
+        batch = batch_of(target, others, TAPS, 4)
+        exercise = drafter.prepare(batch, torch.Generator().manual_seed(0))
+        total, weight = drafter.losses(batch, exercise, 0.0).metrics["soft_ce"]
+        losses[init] = total / weight
+    assert losses["fitted"] < 0.95 * min(losses["target"], losses["random"])
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+def test_the_markov_head_learns_the_pairs_of_the_text(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.drafters.dspark.bigrams.STEPS", 150)
+    torch.manual_seed(0)
+    head, kept = MarkovHead(50, 40, 16, 12, kind), torch.arange(5, 45)
+    follow = torch.randperm(50, generator=torch.Generator().manual_seed(1))
+    chain = [0]
+    for _ in range(400):
+        chain.append(int(follow[chain[-1]]) if len(chain) % 25 else (chain[-1] + 7) % 50)
+    said: list[str] = []
+    text = Text(np.array(chain, np.int32), np.ones(len(chain), bool))
+    assert fit_bigrams(head, Material([text], [], 0, said.append), DraftVocabulary(50, kept))
+    before = torch.tensor([t for t in set(chain[:-1]) if int(follow[t]) in kept.tolist()])
+    best = head.bias(head.along(before[:, None], torch.zeros(len(before), 1, 16))[:, 0]).argmax(-1)
+    assert (kept[best] == follow[before]).float().mean() > 0.9
+    assert all(parameter.grad is None for parameter in head.parameters())
+    assert "Markov head" in said[0]
+
+
+def test_without_pairs_the_markov_head_stays_as_it_is() -> None:
+    head = MarkovHead(10, 10, 4, 2, "vanilla")
+    before = {name: weight.clone() for name, weight in head.state_dict().items()}
+    text = Text(np.array([1, 2, 3], np.int32), np.zeros(3, bool))
+    assert not fit_bigrams(head, Material([text], [], 0, [].append), DraftVocabulary(10))
+    assert all(torch.equal(weight, before[name]) for name, weight in head.state_dict().items())
+
+
+def test_what_the_markov_head_says_as_states() -> None:
+    """Where its logits are those of some state, that state is found."""
+    target = tiny_target()
+    rows = head_rows(target, DraftVocabulary(VOCAB))
+    head = MarkovHead(VOCAB, VOCAB, 32, 4, "vanilla")
+    states = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        head.markov_w2.weight.copy_(rows @ states)
+    ids = torch.tensor([3, 9])
+    found = as_states(head, rows)(ids)
+    torch.testing.assert_close(found, head.markov_w1(ids).detach() @ states.T, rtol=0.02, atol=0.02)
+
+
+def test_a_target_without_such_a_norm_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target()
+    monkeypatch.setattr("forerun.drafters.dflash.start.final_norm_weight", lambda _: None)
+    drafter = DFlash.design(target, DFlashSettings(**DFLASH), plan_for(target))
+    before = {name: weight.clone() for name, weight in drafter.backbone.state_dict().items()}
+    said: list[str] = []
+    assert not drafter.fit_start(material_of(target, cycles(4), said))
+    assert "random layers" in said[0]
+    assert all(torch.equal(weight, before[name]) for name, weight in drafter.backbone.state_dict().items())
+
+
+def test_samples_that_are_too_short_are_told_of() -> None:
+    target = tiny_target()
+    drafter = DFlash.design(target, DFlashSettings(**DFLASH), plan_for(target))
+    said: list[str] = []
+    assert not drafter.fit_start(material_of(target, [[1, 2, 3, 4, 5]] * 4, said))
+    assert "long enough" in said[-1]
