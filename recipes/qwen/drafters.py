@@ -45,8 +45,8 @@ SHARED: dict[str, object] = {
     "draft.taps": "2,7,12,17,22",
     "draft.draft-vocab-size": 16_384,
 }
-"""Settings of all kinds: equal terms. One store serves all of them, since all read the same taps. Small steps: a run has
-few, and the noise of a step's few samples is not yet what limits it."""
+"""Settings of all kinds: equal terms. One store serves all of them, since all read the same taps. Small steps: a run
+has few, and the noise of a step's few samples is not yet what limits it."""
 BLOCKS: dict[str, object] = {"draft.layers": 3, "draft.intermediate-size": 1824, "draft.anchors": 128}
 KINDS: dict[str, dict[str, object]] = {
     "eagle3": {"draft.ttt-steps": 5},
@@ -55,8 +55,8 @@ KINDS: dict[str, dict[str, object]] = {
         **BLOCKS, "draft.block-size": 5, "draft.markov-rank": 32, "draft.ce-weight": 1.0, "draft.l1-weight": 0.0,
     },
 }  # fmt: skip
-"""Settings of their own. Blocks of 5 drafts each: with this much training a sixth is hardly ever accepted, and each slot
-costs the same. Feed-forward parts and Markov rank are what 60 MB allow with a third layer, which is worth most
+"""Settings of their own. Blocks of 5 drafts each: with this much training a sixth is hardly ever accepted, and each
+slot costs the same. Feed-forward parts and Markov rank are what 60 MB allow with a third layer, which is worth most
 (docs/benchmarks/ablations.md). Soft cross entropy alone: in short trials it learned faster than an l1-heavy loss. The
 start is fitted (the default): after 30 CPU-minutes from the target's layers, at 2e-3, the acceptance at the first
 position was 0.26; from a fitted start it is 0.38 before the first step, and 2e-3 would undo that."""
