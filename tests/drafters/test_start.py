@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,18 +13,27 @@ from drafters.learning import VOCAB, batch_of, plan_for, texts, tiny_target
 from forerun.drafters.dflash import DFlash
 from forerun.drafters.dflash.blocks import Blocks
 from forerun.drafters.dflash.config import DFlashSettings
-from forerun.drafters.dflash.start import SHARES, Metric, Regression, rows_to_fit
 from forerun.drafters.dspark import DSpark
 from forerun.drafters.dspark.bigrams import as_states, fit_bigrams
 from forerun.drafters.dspark.config import DSparkSettings
 from forerun.drafters.dspark.network import MarkovHead
+from forerun.drafters.eagle import Eagle
+from forerun.drafters.eagle.config import EagleSettings
+from forerun.drafters.eagle3 import Eagle3
+from forerun.drafters.eagle3.config import Eagle3Settings
 from forerun.drafters.learned import Material
+from forerun.drafters.learned.fitting import SHARES, Metric, Regression, reduced, rows_to_fit
 from forerun.drafters.learned.head import head_rows
 from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.target.base import Target
+from forerun.target.hf import HFTarget
+from forerun.target.table import ByteTokenizer
 from tiny import qwen3_config
 
-TAPS, SHARPER = (1, 3), 3
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
+
+TAPS = (1, 3)
 DSPARK = {"layers": 2, "taps": TAPS, "block_size": 4, "markov_rank": 8, "anchors": 16}
 DFLASH = {"layers": 2, "taps": TAPS, "block_size": 4, "anchors": 16}
 
@@ -44,34 +54,39 @@ def cycles(count: int, length: int = 40, seed: int = 0) -> list[list[int]]:
     return [[int((start + i * step) % 240) for i in range(length)] for start, step in zip(starts, steps, strict=True)]
 
 
-def spoken(count: int, seed: int) -> list[list[int]]:
-    """Texts of `sharp_target`'s own, drawn from its laws."""
+def model_like_real_ones() -> Qwen3ForCausalLM:
+    """Random, but for what training brings about: states have much in common, and laws are far from uniform."""
     from transformers import Qwen3ForCausalLM
 
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(qwen3_config(4)).eval()
     with torch.no_grad():
-        model.lm_head.weight.mul_(SHARPER)
+        model.get_input_embeddings().weight.add_(torch.linspace(-1, 1, 32))
+        model.lm_head.weight.mul_(3)
+    return model
+
+
+def spoken(count: int, seed: int) -> list[list[int]]:
+    """Texts of its own, drawn from its laws."""
     torch.manual_seed(seed)
     begin = torch.randint(0, 250, (count, 4))
-    texts: list[list[int]] = model.generate(
-        begin, do_sample=True, max_new_tokens=36, min_new_tokens=36, top_k=0, pad_token_id=263
-    ).tolist()
+    options = {"do_sample": True, "max_new_tokens": 36, "min_new_tokens": 36, "top_k": 0, "pad_token_id": 263}
+    texts: list[list[int]] = model_like_real_ones().generate(begin, **options).tolist()
     return texts
 
 
-def material_of(target: Target, sequences: list[list[int]], said: list[str] | None = None) -> Material:
-    own = [Text(np.array(tokens, np.int32), np.arange(len(tokens)) >= 4) for tokens in sequences]
-    batches = (batch_of(target, sequences[i : i + 4], TAPS, 4) for i in range(0, len(sequences), 4))
-    return Material(own, batches, 0, (said if said is not None else []).append)
-
-
-def sharp_target() -> Target:
-    """Its laws are far from uniform."""
-    target = tiny_target()
-    with torch.no_grad():
-        target.model.lm_head.weight.mul_(SHARPER)
+def own_target() -> Target:
+    target = HFTarget(model_like_real_ones(), ByteTokenizer())
+    target.allocate(64)
     return target
+
+
+def material_of(
+    target: Target, sequences: list[list[int]], said: list[str] | None = None, taps: tuple[int, ...] = TAPS
+) -> Material:
+    own = [Text(np.array(tokens, np.int32), np.arange(len(tokens)) >= 4) for tokens in sequences]
+    batches = (batch_of(target, sequences[i : i + 4], taps, 4) for i in range(0, len(sequences), 4))
+    return Material(own, batches, 0, (said if said is not None else []).append)
 
 
 def test_the_regression_finds_what_the_states_follow() -> None:
@@ -84,12 +99,13 @@ def test_the_regression_finds_what_the_states_follow() -> None:
     seen = Regression()
     for part, wanted in zip(features.split(1000), states.split(1000), strict=True):
         seen.add(part, wanted)
-    code = seen.code(Metric.of(torch.randn(50, 6, generator=generator), torch.ones(6)), 5)
-    numbers = (features - code.mean) @ code.read
+    metric = Metric.of(torch.randn(50, 6, generator=generator), torch.ones(6))
+    code = reduced(seen.slopes(), seen.covariance, metric, 5)
+    numbers = (features - seen.mean) @ code.read
     assert code.write.shape[0] == 2
     torch.testing.assert_close(numbers.var(0), torch.ones(2), rtol=0.01, atol=0.01)
     assert code.write[0].norm() > code.write[1].norm()
-    error = (numbers @ code.write + code.base - states[:, 0]).square().mean() / states[:, 0].var()
+    error = (numbers @ code.write + seen.base[0] - states[:, 0]).square().mean() / states[:, 0].var()
     assert error < 1e-4
 
 
@@ -102,9 +118,7 @@ def test_rows_are_fitted_within_a_sample() -> None:
 
 @pytest.mark.parametrize("from_anchor", [True, False])
 def test_the_first_slot_that_predicts_looks_at_the_newest_row(from_anchor: bool) -> None:
-    target = tiny_target()
-    with torch.no_grad():  # what all embeddings have in common, as in real models, where training put it
-        target.model.get_input_embeddings().weight.add_(torch.linspace(-1, 1, 32))
+    target = own_target()
     settings = DFlashSettings(**DFLASH, sample_from_anchor=from_anchor)
     drafter = DFlash.design(target, settings, plan_for(target))
     assert drafter.fit_start(material_of(target, cycles(12)))
@@ -128,19 +142,32 @@ def test_the_first_slot_that_predicts_looks_at_the_newest_row(from_anchor: bool)
         assert set(scores.argmax(-1).tolist()) == {anchor - 1}
 
 
-@pytest.mark.parametrize(("kind", "settings"), [(DFlash, DFlashSettings(**DFLASH)), (DSpark, DSparkSettings(**DSPARK))])
-def test_a_fitted_start_foresees_other_texts(kind: type[DFlash | DSpark], settings: object) -> None:
-    """Before any step, on texts it was not fitted to: a smaller cross entropy than that of other starts."""
-    target = sharp_target()
-    own, others, losses = spoken(100, 1), spoken(8, 2), {}
+KINDS = {
+    "dflash": (DFlash, DFlashSettings(**DFLASH)),
+    "dspark": (DSpark, DSparkSettings(**DSPARK)),
+    "eagle": (Eagle, EagleSettings(feature_noise=0.0)),
+    "eagle with a bias": (Eagle, EagleSettings(feature_noise=0.0, bias=True)),
+    "eagle3": (Eagle3, Eagle3Settings(taps=TAPS, ttt_steps=2)),
+    "eagle3 with norms": (Eagle3, Eagle3Settings(taps=TAPS, ttt_steps=2, fc_norm=True, norm_before_residual=True)),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_fitted_start_foresees_other_texts(name: str) -> None:
+    """Before any step, on texts it was not fitted to: more is accepted than from other starts."""
+    target = own_target()
+    kind, settings = KINDS[name]
+    own, others, accepted = spoken(100, 1), spoken(8, 2), {}
     for init in ("fitted", "target", "random"):
         drafter = kind.design(target, settings.model_copy(update={"init": init}), plan_for(target))
-        assert drafter.fit_start(material_of(target, own)) == (init == "fitted")
-        batch = batch_of(target, others, TAPS, 4)
+        assert drafter.fit_start(material_of(target, own, taps=drafter.taps)) == (init == "fitted")
+        batch = batch_of(target, others, drafter.taps, 4)
         exercise = drafter.prepare(batch, torch.Generator().manual_seed(0))
-        total, weight = drafter.losses(batch, exercise, 0.0).metrics["soft_ce"]
-        losses[init] = total / weight
-    assert losses["fitted"] < 0.95 * min(losses["target"], losses["random"])
+        total, weight = drafter.losses(batch, exercise, 0.0).metrics["teacher_forced_acceptance@1"]
+        accepted[init] = total / weight
+    assert accepted["fitted"] > 1.5 * accepted["random"]
+    if drafter.name != "eagle3":  # whose values have room for half of what the token says, here
+        assert accepted["fitted"] > 1.1 * accepted["target"]
 
 
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
@@ -185,7 +212,7 @@ def test_what_the_markov_head_says_as_states() -> None:
 
 def test_a_target_without_such_a_norm_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target()
-    monkeypatch.setattr("forerun.drafters.dflash.start.final_norm_weight", lambda _: None)
+    monkeypatch.setattr("forerun.drafters.learned.fitting.final_norm_weight", lambda _: None)
     drafter = DFlash.design(target, DFlashSettings(**DFLASH), plan_for(target))
     before = {name: weight.clone() for name, weight in drafter.backbone.state_dict().items()}
     said: list[str] = []

@@ -58,10 +58,6 @@ class BlockSettings(DraftSettings):
         ge=0,
         description="Token of the slots after the anchor; default: an unused id, a special one, or the end of text.",
     )
-    init: Literal["fitted", "target", "random"] = Field(  # type: ignore[assignment]
-        default="fitted",
-        description="Start from what least squares say of the data, the target's last layers, or random weights.",
-    )
     anchors: int = Field(default=512, ge=1, description="Blocks per sequence and step, drawn anew each time.")
     short_blocks: float = Field(
         default=0.15,

@@ -12,8 +12,9 @@ from forerun.drafters.chain.start import last_layer, pass_last, randomise, take_
 from forerun.drafters.eagle import loss
 from forerun.drafters.eagle.config import EagleConfig, EagleSettings
 from forerun.drafters.eagle.network import EagleNetwork
+from forerun.drafters.eagle.start import fit_eagle
 from forerun.drafters.layers import like_target
-from forerun.drafters.learned import DesignPlan, Exercise, Losses, TrainingBatch, config_fields
+from forerun.drafters.learned import DesignPlan, Exercise, Losses, Material, TrainingBatch, config_fields
 from forerun.target.base import Target
 
 
@@ -57,6 +58,9 @@ class Eagle(ChainDrafter):
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.target_head(hidden)
+
+    def fit_start(self, material: Material) -> bool:
+        return self.settings.init == "fitted" and fit_eagle(self, material)
 
     def prepare(self, batch: TrainingBatch, generator: torch.Generator) -> Exercise:
         return loss.prepare(batch, generator)

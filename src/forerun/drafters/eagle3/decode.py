@@ -12,8 +12,9 @@ from forerun.drafters.chain.start import last_layer, pass_last, randomise, take_
 from forerun.drafters.eagle3 import loss
 from forerun.drafters.eagle3.config import Eagle3Config, Eagle3Settings, default_taps
 from forerun.drafters.eagle3.network import Eagle3Layer, Eagle3Network
+from forerun.drafters.eagle3.start import fit_eagle3
 from forerun.drafters.layers import like_target
-from forerun.drafters.learned import DesignPlan, Exercise, Losses, TrainingBatch, config_fields
+from forerun.drafters.learned import DesignPlan, Exercise, Losses, Material, TrainingBatch, config_fields
 from forerun.drafters.learned.head import head_rows
 from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.target.base import Target
@@ -64,6 +65,9 @@ class Eagle3(ChainDrafter):
     @property
     def chain_steps(self) -> int:
         return int(self.settings.ttt_steps)
+
+    def fit_start(self, material: Material) -> bool:
+        return self.settings.init == "fitted" and fit_eagle3(self, material)
 
     def prepare(self, batch: TrainingBatch, generator: torch.Generator) -> Exercise:  # noqa: ARG002 - nothing is drawn
         return loss.prepare(batch)

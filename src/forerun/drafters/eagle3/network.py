@@ -57,13 +57,17 @@ class Eagle3Network(ChainNetwork):
         self.rotary = Rotary(layer)
         self._norm_output = config.norm_output
 
-    def fuse(self, features: Tensor) -> Tensor:
-        """Target features [n, m * H] -> [n, H]."""
+    def taps(self, features: Tensor) -> Tensor:
+        """Target features [n, m * H] as `fc` reads them."""
         features = self.input_norm(features.to(self.dtype))
         if self.fc_norm:
             taps = features.chunk(len(self.fc_norm), -1)
             features = torch.cat([norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)], -1)
-        fused: Tensor = self.fc(features)
+        return features
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Target features [n, m * H] -> [n, H]."""
+        fused: Tensor = self.fc(self.taps(features))
         return fused
 
     def attention_input(self, embedded: Tensor, feature: Tensor) -> Tensor:

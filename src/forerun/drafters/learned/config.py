@@ -51,8 +51,9 @@ class DraftSettings(LearnerSettings):
     draft_vocab_size: int | None = Field(
         default=None, ge=1, description="Keep only so many ids, the most frequent in the training data."
     )
-    init: Literal["target", "random"] = Field(
-        default="target", description="Start from the target's last layers, or from random weights."
+    init: Literal["fitted", "target", "random"] = Field(
+        default="fitted",
+        description="Start from what least squares say of the data, the target's last layers, or random weights.",
     )
 
 
