@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from forerun.drafters.eagle3.decode import Eagle3
     from forerun.drafters.eagle3.network import Eagle3Layer, Eagle3Network
 
-PEAK = 16.0
-"""Score of the row itself: the one before is then 1.6 lower with heads of 64 that turn by a base of a million."""
-
 
 @torch.no_grad()
 def fit_eagle3(drafter: Eagle3, material: Material) -> bool:
@@ -72,5 +69,5 @@ def _add_token(drafter: Eagle3, token: Code, fit: Fit) -> None:
     # Where the residual stream begins behind this norm, it is to leave it as it is.
     cast("Eagle3Layer", network.layers[0]).hidden_norm.weight.fill_(float(fused.square().mean().sqrt()))
     x = network.attention_input(embedded, fused)
-    look_back(attention, network.rotary.frequencies, 0, [x], [x], peak=PEAK)
+    look_back(attention, network.rotary.frequencies, 0, [x], [x])
     disturb(attention, torch.Generator().manual_seed(len(feature)))

@@ -49,7 +49,7 @@ def look_back(
     asking: Sequence[Tensor],
     seen: Sequence[Tensor],
     unseen: Sequence[Tensor] = (),
-    peak: float | None = None,
+    peak: float = 16.0,
 ) -> None:
     """Queries and keys of one direction, which rotation makes most alike at that distance back.
 
@@ -60,8 +60,7 @@ def look_back(
         asking: groups of rows [n, input] that queries are made of.
         seen: groups of rows that are to be found.
         unseen: groups of rows, nearer than these, that are not: their keys have the direction reversed.
-        peak: score of the row at that distance, where heads are not normed; None: the square root of head_dim, as with
-            normed ones.
+        peak: score of a row at that distance.
     """
     size = attention.head_dim
     turning = frequencies.to(asking[0])[: size // 2]
@@ -70,7 +69,11 @@ def look_back(
     angles = turning * distance
     key = torch.cat([strength, torch.zeros_like(strength)])
     query = torch.cat([strength * angles.cos(), -strength * angles.sin()])
-    query *= 1.0 if peak is None else peak * size**-0.5
+    louder = peak * attention.scaling  # than two vectors of the size of a normed head are to each other
+    if isinstance(attention.q_norm, nn.Identity):
+        query *= louder
+    else:
+        attention.q_norm.weight.fill_(louder)
     asked = _directed([(own, query) for own in asking])
     found = _directed([*((own, key) for own in seen), *((own, -key) for own in unseen)])
     attention.q_proj.weight.copy_(asked.repeat(attention.heads, 1))
