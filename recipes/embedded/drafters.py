@@ -31,6 +31,7 @@ SHARED: dict[str, object] = {
     "mixed-precision": "bf16",
     "epochs": 3,
     "eval-prompts": 32,
+    "draft.init": "target",
 }
 """Settings of all kinds: equal terms."""
 STORE_GB = 8

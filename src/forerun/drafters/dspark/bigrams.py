@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from forerun.drafters.learned import Material, Text
     from forerun.drafters.vocabulary import DraftVocabulary
 
-STEPS = 500
-MOST_PAIRS = 2048
+STEPS, EPOCHS = 500, 20
+"""At most, both."""
+PATIENCE = 2
+"""So often in a row it may be judged to be no better before it ends."""
+FEWEST_PAIRS, MOST_PAIRS = 64, 2048
 """Of a step; fewer for large vocabularies, as memory bounds the logits."""
 RATE = 0.03
 """Of Adam, falling linearly to 0. Two orders above one for layers: an entry of these tables is moved by its own token's
@@ -58,29 +61,35 @@ def fit_bigrams(head: MarkovHead, material: Material, vocabulary: DraftVocabular
     order = torch.randperm(len(before), generator=generator)
     before, after = before[order], after[order]
     _begin(head, after[kept:], generator)
-    best, least = head.state_dict(), math.inf
+    best, least, worse = head.state_dict(), math.inf, 0
     for _ in _steps(head, before[kept:], after[kept:], generator):
         with torch.no_grad():
             loss = float(_loss(head, before[:kept], after[:kept]))
-        if loss < least:
+        worse = 0 if loss < least else worse + 1
+        if not worse:
             best, least = {name: weight.clone() for name, weight in head.state_dict().items()}, loss
+        if worse == PATIENCE:
+            break
     head.load_state_dict(best)
+    for parameter in head.parameters():
+        parameter.grad = None
     material.say(f"start: the Markov head says others at {least:.2f} nats")
     return True
 
 
 def _steps(head: MarkovHead, before: Tensor, after: Tensor, generator: torch.Generator) -> Iterator[None]:
     """Takes them, and comes back to be judged every tenth of them."""
+    rows = min(_rows(head), max(FEWEST_PAIRS, len(before) // 16))
+    steps = min(STEPS, math.ceil(EPOCHS * len(before) / rows))
     optimizer = torch.optim.Adam(head.parameters(), lr=RATE, betas=(0.9, 0.99))
-    for step in range(STEPS):
-        optimizer.param_groups[0]["lr"] = RATE * (1 - step / STEPS)
-        chosen = torch.randint(len(before), (_rows(head),), generator=generator)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = RATE * (1 - step / steps)
+        chosen = torch.randint(len(before), (rows,), generator=generator)
         optimizer.zero_grad()
         _loss(head, before[chosen], after[chosen]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        if (step + 1) % max(1, STEPS // 10) == 0:
+        if (step + 1) % max(1, steps // 10) == 0:
             yield
-    optimizer.zero_grad()
 
 
 def _rows(head: MarkovHead) -> int:
