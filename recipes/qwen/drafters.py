@@ -194,11 +194,22 @@ class Recipe:
 
     def _learning(self, kind: str) -> list[object]:
         """What a trial and its run have in common."""
-        words: list[object] = ["--target", self.model, "--data", "data", "--feature-store", self._store, *self._bound]
-        return [*words, *flags(self.settings(kind))]
+        return [*self._place, *flags(self.settings(kind))]
+
+    @property
+    def _place(self) -> list[object]:
+        return ["--target", self.model, "--data", "data", "--feature-store", self._store, *self._bound]
 
     def _name(self, kind: str) -> str:
         return kind if self.options.variant is None else f"{kind}-{self.options.variant}"
+
+    def starts(self) -> None:
+        """How good each kind is before it is taught: a run of one step that moves next to nothing, for each start."""
+        for kind in self.options.kinds:
+            for init in ("fitted", "target", "random"):
+                still = {**self.settings(kind), "learning-rate": "1e-12", "draft.init": init, "steps": 1}
+                out = Path("starts") / f"{kind}-{init}"
+                self._forerun("train", kind, "--out", out, *self._place, *flags(still))
 
     def export(self) -> None:
         """The best checkpoint of DSpark; of a variant only where --artefact says to what place."""
@@ -222,9 +233,12 @@ STAGES: dict[str, Callable[[Recipe], None]] = {
     "answers": Recipe.answer,
     "data": Recipe.data,
     "features": Recipe.features,
+    "starts": Recipe.starts,
     "train": Recipe.train,
     "export": Recipe.export,
 }
+ASIDE = ("starts",)
+"""Not on the way to the artefact: only where it is asked for."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -258,7 +272,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--least", type=int, default=1000, help="answers that are worth training on")
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="prompts to make where no --answers are given")
     parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--stages", default=",".join(STAGES))
+    parser.add_argument("--stages", default=",".join(stage for stage in STAGES if stage not in ASIDE))
     parser.add_argument(
         "--cpu-minutes", type=float, default=180, help="processor time of each run, all threads together"
     )

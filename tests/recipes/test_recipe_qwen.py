@@ -119,6 +119,25 @@ def test_all_stages_and_on_again(
     assert begin(qwen, tiny_qwen3_dir, work, answers, "--cpu-minutes", "0.1") == 2
 
 
+def test_what_starts_are_worth(
+    qwen: ModuleType,
+    here: Callable[[ModuleType], list[list[str]]],
+    tiny_qwen3_dir: Path,
+    answers: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run for each, evaluated as its start is: the one step moves nothing that could be seen."""
+    here(qwen)
+    monkeypatch.setattr(qwen, "MAX_LENGTH", 200)
+    assert begin(qwen, tiny_qwen3_dir, tmp_path, answers, "--stages", "data,features,starts") == 0
+    runs = {run.name: run for run in (tmp_path / "starts").iterdir()}
+    assert runs.keys() == {"dspark-fitted", "dspark-target", "dspark-random"}
+    weights = load_file(runs["dspark-target"] / "best" / "model.safetensors")
+    donor = load_file(tiny_qwen3_dir / "model.safetensors")["model.norm.weight"]
+    torch.testing.assert_close(weights["norm.weight"].float(), donor.float(), rtol=1e-2, atol=1e-2)
+
+
 def qwen_progress(run: Path) -> dict[str, Any]:
     [newest] = sorted((run / "checkpoints").glob("step-*"))[-1:]
     found: dict[str, Any] = json.loads((newest / "state.json").read_text())["progress"]
