@@ -11,7 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from transformers import Qwen3ForCausalLM
 
+from forerun.drafters.layers import Head
 from forerun.errors import OptionError
 from forerun.training.config import choose
 from forerun.training.optimizer import (
@@ -26,6 +28,7 @@ from forerun.training.optimizer import (
     trained,
 )
 from forerun.training.order import Order, micro_batches, shares, shuffled
+from tiny import qwen3_config
 from training.runs import KIND
 
 lengths = st.lists(st.integers(1, 50), min_size=1, max_size=30)
@@ -126,6 +129,19 @@ def test_weight_decay_spares_norms_biases_and_embeddings(name):
     changed = {name for name, p in net.named_parameters() if not torch.equal(p, before[name])}
     assert changed == {"fc.weight"}
     assert torch.allclose(net["fc"].weight, before["fc.weight"] * (1 - 0.1 * 0.5))
+
+
+def test_muon_moves_no_head() -> None:
+    """Logits of rare tokens would be moved as much as those of frequent ones: AdamW has a drafter's own heads, and that
+    of a model of the transformers library, as it has embeddings."""
+    net = nn.Sequential(nn.Embedding(30, 8), nn.Linear(8, 8, bias=False), Head(8, 30, bias=False))
+    muon, adamw = optimizers(net, config(optimizer="muon"))
+    assert [id(p) for group in muon.param_groups for p in group["params"]] == [id(net[1].weight)]
+    moved = {id(p) for group in adamw.param_groups for p in group["params"]}
+    assert moved == {id(net[0].weight), id(net[2].weight)}
+    model = Qwen3ForCausalLM(qwen3_config(1))
+    muon = optimizers(model, config(optimizer="muon"))[0]
+    assert id(model.lm_head.weight) not in {id(p) for group in muon.param_groups for p in group["params"]}
 
 
 def test_clipping_keeps_the_direction():

@@ -70,6 +70,10 @@ class RMSNorm(nn.Module):
         return self.weight * normed.to(x.dtype)
 
 
+class Head(nn.Linear):
+    """A linear layer that gives logits, a row for each token: an optimiser treats it as a table, not as a matrix."""
+
+
 class Rotary(nn.Module):
     """Rotary embedding in the half-split form of Hugging Face's Llama and Qwen (Su et al. 2021)."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forerun.drafters.layers import Head
 from forerun.training.config import TrainingConfig
 
 
@@ -23,7 +24,8 @@ def optimizers(network: nn.Module, config: TrainingConfig) -> list[torch.optim.O
 
     AdamW has decoupled weight decay (Loshchilov & Hutter 2019), which norms, biases and embeddings are spared. Muon
     (Jordan et al. 2024) gives every matrix inside the network an update of orthogonal directions, scaled so that it is
-    as large as AdamW's (Liu et al. 2025): one learning rate serves both.
+    as large as AdamW's (Liu et al. 2025): one learning rate serves both. Heads are not inside: all rows would be moved
+    alike, those of tokens that hardly occur as well.
     """
     parameters = trained(network)
     inner, rest, spared = _divided(network, config)
@@ -52,12 +54,22 @@ def _divided(
         if isinstance(module, nn.Embedding)
         for own, _ in module.named_parameters(recurse=False)
     }
-    parameters = trained(network)
+    parameters, heads = trained(network), {id(weight) for weight in _head_weights(network)}
     spared = [p for name, p in parameters.items() if p.ndim < 2 or name in embedded]
     matrices = [p for name, p in parameters.items() if p.ndim >= 2 and name not in embedded]
-    inner = [p for p in matrices if p.ndim == 2 and min(p.shape) > 1] if config.optimizer == "muon" else []
+    inside = [p for p in matrices if p.ndim == 2 and min(p.shape) > 1 and id(p) not in heads]
+    inner = inside if config.optimizer == "muon" else []
     rest = [p for p in matrices if all(p is not other for other in inner)]
     return inner, rest, spared
+
+
+def _head_weights(network: nn.Module) -> Iterator[nn.Parameter]:
+    """Of layers that give logits: a drafter's own, and those of models of the transformers library."""
+    for module in network.modules():
+        named: Any = module
+        head = named.get_output_embeddings() if hasattr(named, "get_output_embeddings") else None
+        if isinstance(module, Head) or isinstance(head, nn.Linear):
+            yield (named if head is None else head).weight
 
 
 def moments(network: nn.Module, config: TrainingConfig) -> int:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from forerun.drafters.dflash.drafter import backbone_of
 from forerun.drafters.dspark.config import DSparkConfig
+from forerun.drafters.layers import Head
 
 
 class MarkovHead(nn.Module):
@@ -27,7 +28,7 @@ class MarkovHead(nn.Module):
         super().__init__()
         self.kind, self.rank, self.hidden_size = kind, rank, hidden_size
         self.markov_w1 = nn.Embedding(vocab_size, rank)
-        self.markov_w2 = nn.Linear(rank, draft_size, bias=False)
+        self.markov_w2 = Head(rank, draft_size, bias=False)
         if kind == "gated":
             self.gate_proj = nn.Linear(hidden_size + rank, rank)
         if kind == "rnn":

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from forerun.drafters.chain.network import ChainNetwork
 from forerun.drafters.eagle3.config import Eagle3Config
-from forerun.drafters.layers import Attention, FeedForward, LayerConfig, Mix, RMSNorm, Rotary
+from forerun.drafters.layers import Attention, FeedForward, Head, LayerConfig, Mix, RMSNorm, Rotary
 
 
 class Eagle3Layer(nn.Module):
@@ -53,7 +53,7 @@ class Eagle3Network(ChainNetwork):
         self.fc = nn.Linear(wide, size, bias=False)
         self.layers = nn.ModuleList([Eagle3Layer(layer, config.norm_before_residual)])
         self.norm = RMSNorm(size, layer.rms_norm_eps)
-        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
+        self.lm_head = Head(size, config.draft_vocab_size, bias=False)
         self.rotary = Rotary(layer)
         self._norm_output = config.norm_output
 
