@@ -114,7 +114,7 @@ def drafters(tiny_qwen3_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     for kind, settings in (("eagle3", {"taps": (1, 2)}), ("dspark", {"block_size": 3, "layers": 1, "markov_rank": 4})):
         out[kind] = tmp_path_factory.mktemp(kind)
         cls = drafter_class(kind)
-        cls.design(target, cls.settings_class(**settings), plan).save(out[kind])  # type: ignore[attr-defined]
+        cls.design(target, cls.settings_class(**settings, init="target"), plan).save(out[kind])  # type: ignore[attr-defined]
     return out
 
 

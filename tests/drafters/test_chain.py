@@ -534,11 +534,12 @@ def test_the_start_is_a_function_of_seed_and_target(kind, target):
         drafter = cls.design(target, type(settings)(**options), plan_for(target, seed))
         return torch.cat([p.detach().flatten() for p in drafter.network.parameters()])
 
-    assert torch.equal(weights(1), weights(1))
+    for init in ("fitted", "target", "random"):
+        assert torch.equal(weights(1, init=init), weights(1, init=init))
     assert not torch.equal(weights(1, init="random"), weights(2, init="random"))
-    assert not torch.equal(weights(1), weights(1, init="random"))
+    assert not torch.equal(weights(1, init="target"), weights(1, init="random"))
     table = history_model(7)
-    assert torch.equal(weights(1, table), weights(1, table, init="random"))
+    assert torch.equal(weights(1, table, init="target"), weights(1, table, init="random"))
     assert weights(1, table).isfinite().all()
 
 

@@ -91,7 +91,7 @@ def test_parameters_have_the_names_and_shapes_of_the_public_layout(target, bias)
 
 def test_it_starts_as_the_targets_last_layer_on_the_feature(target):
     """fc passes the feature on, the layer's weights are the target's; queries and keys that need head norms are not."""
-    network = _made(target).network
+    network = _made(target, init="target").network
     donor = target.model.model.layers[-1]
     embedded, feature = torch.randn(3, H), torch.randn(3, H)
     torch.testing.assert_close(network.attention_input(embedded, feature), feature)

@@ -148,7 +148,7 @@ def test_it_starts_as_the_targets_last_layer_on_its_last_tap(target):
     """fc passes the last tap on, the layer works on the feature's half, norm and head are the target's: with the tap
     behind the last layer's input it says nearly what the target says.
     """
-    drafter = _made(target, layer_type="qwen3", taps=(1, 2, 3))
+    drafter = _made(target, layer_type="qwen3", taps=(1, 2, 3), init="target")
     [text] = texts([12], seed=4)
     raw = features_of(target, text, drafter.taps)
     torch.testing.assert_close(drafter.fuse(raw), raw[:, -H:])
@@ -165,7 +165,7 @@ def test_it_starts_as_the_targets_last_layer_on_its_last_tap(target):
 
 def test_a_pruned_head_starts_from_the_rows_that_are_kept(target):
     """Rows of the head are the target's at the kept ids, the most frequent ones of the data."""
-    drafter = _made(target, draft_vocab_size=50)
+    drafter = _made(target, draft_vocab_size=50, init="target")
     assert drafter.vocabulary.kept.tolist() == list(range(V - 50, V))  # counts ascend with the id
     torch.testing.assert_close(drafter.network.lm_head.weight, target.model.lm_head.weight[V - 50 :])
 

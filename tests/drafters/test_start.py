@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,9 @@ from forerun.drafters.eagle import Eagle
 from forerun.drafters.eagle.config import EagleSettings
 from forerun.drafters.eagle3 import Eagle3
 from forerun.drafters.eagle3.config import Eagle3Settings
-from forerun.drafters.learned import Material
+from forerun.drafters.layers import Attention, LayerConfig, Rotary
+from forerun.drafters.learned import LearnedDrafter, Material, TrainingBatch
+from forerun.drafters.learned.aim import look_back
 from forerun.drafters.learned.fitting import SHARES, Metric, Regression, reduced, rows_to_fit
 from forerun.drafters.learned.head import head_rows
 from forerun.drafters.vocabulary import DraftVocabulary
@@ -221,9 +224,139 @@ def test_a_target_without_such_a_norm_is_told_of(monkeypatch: pytest.MonkeyPatch
     assert all(torch.equal(weight, before[name]) for name, weight in drafter.backbone.state_dict().items())
 
 
-def test_samples_that_are_too_short_are_told_of() -> None:
+@pytest.mark.parametrize(("length", "rows"), [(5, 0), (7, 4)])
+def test_samples_that_are_too_short_are_told_of(length: int, rows: int) -> None:
+    """From a handful of rows chance decides: weights come out large and worse than random ones."""
     target = tiny_target()
     drafter = DFlash.design(target, DFlashSettings(**DFLASH), plan_for(target))
     said: list[str] = []
-    assert not drafter.fit_start(material_of(target, [[1, 2, 3, 4, 5]] * 4, said))
-    assert "long enough" in said[-1]
+    assert not drafter.fit_start(material_of(target, cycles(4, length), said))
+    assert f"long enough to fit them to have {rows} rows" in said[-1]
+
+
+# ------------------------------------------------------------------------------------------------- what it can meet
+
+
+def finite(drafter: LearnedDrafter) -> bool:
+    return all(bool(weight.isfinite().all()) for weight in drafter.network.state_dict().values())
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_a_batch_without_a_place_for_a_block_will_do(kind: str) -> None:
+    """The first one has rows to fit and no two learned tokens in a row, which training would need for an anchor."""
+    target = own_target()
+    design, settings = KINDS[kind]
+    drafter = design.design(target, settings, plan_for(target))
+    material = material_of(target, cycles(8))
+    first, *others = material.batches
+    lonely = replace(first, loss_mask=first.positions % 6 == 5)
+    assert drafter.fit_start(replace(material, batches=[lonely, *others]))
+    assert finite(drafter)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_numbers_that_fail_leave_the_random_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matrix that cannot be factored ends no run: the weights are as they were, and the user is told."""
+
+    def fails(*_: object) -> None:
+        raise torch.linalg.LinAlgError("solve: the input matrix is singular\nsee the manual")
+
+    target = own_target()
+    kind, settings = KINDS[name]
+    drafter = kind.design(target, settings, plan_for(target))
+    before = copy.deepcopy(drafter.network.state_dict())
+    monkeypatch.setattr(Regression, "slopes", fails)
+    said: list[str] = []
+    drafter.fit_start(material_of(target, cycles(4), said, drafter.taps))
+    assert "fitting them failed (solve: the input matrix is singular)" in said[-1]
+    after = drafter.network.state_dict()
+    assert all(torch.equal(after[n], before[n]) for n in before if not n.startswith("markov_head"))
+
+
+def test_weights_that_are_not_finite_leave_the_random_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = own_target()
+    drafter = DFlash.design(target, DFlashSettings(**DFLASH), plan_for(target))
+    before = copy.deepcopy(drafter.network.state_dict())
+    monkeypatch.setattr("forerun.drafters.dflash.start.CONSTANT", float("nan"))
+    said: list[str] = []
+    assert not drafter.fit_start(material_of(target, cycles(4), said))
+    assert "not finite" in said[-1]
+    assert all(torch.equal(weight, before[name]) for name, weight in drafter.network.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["dflash", "dspark", "eagle3"])
+def test_features_without_a_mean_are_told_of(name: str) -> None:
+    """Attention finds rows by what all of them have in common."""
+    target = own_target()
+    kind, settings = KINDS[name]
+    drafter = kind.design(target, settings, plan_for(target))
+    said: list[str] = []
+    material = material_of(target, cycles(4), said, drafter.taps)
+
+    def centred(batch: TrainingBatch) -> TrainingBatch:
+        known = batch.features[rows_to_fit(batch) - 1]
+        return replace(batch, features=(batch.features - known.mean(0)) / known.std(0).clamp(min=1e-3))
+
+    nothing = torch.zeros_like(target.embed(torch.arange(VOCAB)))
+    target.embed = lambda ids: nothing[ids]  # type: ignore[method-assign]
+    drafter.fit_start(replace(material, batches=[centred(batch) for batch in material.batches]))
+    assert "no mean" in said[-1]
+    assert finite(drafter)
+
+
+def test_what_is_constant_says_nothing() -> None:
+    """Up to the rounding of sums in float32, which a division by its variance would make the loudest of all."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(5000, 6, generator=generator) + 1
+    features[:, 3:] = torch.tensor([1e3, 7.3, 0.0])
+    states = features[:, :1, None].expand(-1, len(SHARES), 4) * 2
+    seen = Regression()
+    for known, wanted in zip(features.split(700), states.split(700), strict=True):
+        seen.add(known, wanted)
+    slopes = seen.slopes()
+    assert slopes[3:].abs().max() == 0
+    torch.testing.assert_close(slopes[0], torch.full((len(SHARES), 4), 2.0), rtol=0.01, atol=0.01)
+
+
+def test_a_final_norm_of_zeros_divides_by_none() -> None:
+    weight = torch.tensor([0.0, 2.0, 0.0, -3.0, 0.0])
+    held = Metric.of(torch.randn(9, 5, generator=torch.Generator().manual_seed(0)), weight).weight
+    assert held.abs().min() > 1e-3
+    assert held[1] == 2
+    assert held[3] == -3
+
+
+def test_the_markov_head_is_no_worse_than_at_its_beginning() -> None:
+    """Pairs that say nothing of others are soon known by heart: then the head stays at how frequent tokens are."""
+    torch.manual_seed(0)
+    head, said = MarkovHead(VOCAB, VOCAB, 8, 16, "vanilla"), []
+    tokens = np.random.default_rng(0).integers(0, VOCAB, 600).astype(np.int32)
+    assert fit_bigrams(head, Material([Text(tokens, np.ones(600, bool))], [], 0, said.append), DraftVocabulary(VOCAB))
+    learned = head.markov_w2.weight[:, 1:].detach().norm()
+    assert learned < MarkovHead(VOCAB, VOCAB, 8, 16, "vanilla").markov_w2.weight[:, 1:].detach().norm() * 1.5
+    assert "nats" in said[-1]
+
+
+def test_a_head_of_zeros_says_nothing_as_states() -> None:
+    head = MarkovHead(VOCAB, VOCAB, 32, 4, "vanilla")
+    assert as_states(head, torch.zeros(VOCAB, 32))(torch.tensor([1, 2])).abs().max() == 0
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.4])
+def test_a_look_back_has_its_peak_where_rotation_has_a_factor(factor: float) -> None:
+    """YaRN and longrope lengthen queries and keys."""
+    config = LayerConfig(
+        model_type="qwen3", hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, rms_norm_eps=1e-6, hidden_act="silu", attention_bias=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, max_position_embeddings=64,
+    )  # fmt: skip
+    attention, rotary = Attention(config), Rotary(config)
+    rotary.factor = factor
+    rows = torch.ones(20, 16)
+    with torch.no_grad():
+        look_back(attention, rotary, 2, [rows], [rows], peak=9.0)
+        turned = rotary(torch.arange(20), torch.float32)
+        query, (keys, _) = attention.query(rows, turned), attention.keys_values(rows, turned)
+    scores = (query[10, 0] @ keys[:11, 0].T) * attention.scaling
+    assert scores.argmax() == 8
+    assert float(scores[8]) == pytest.approx(9, rel=1e-3)

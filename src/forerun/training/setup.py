@@ -59,7 +59,8 @@ class Job:
         return self.chosen.config
 
     def material(self, say: Callable[[str], None]) -> Material:
-        """What the drafter's start may be fitted to: one epoch of the order in which it is then taught."""
+        """What the drafter's start may be fitted to: one epoch, in the order in which it is then taught. Passes are of
+        one size everywhere, so that the start depends neither on the device nor on --micro-batch-tokens."""
         train = self.inputs.train
 
         def batches() -> Iterator[TrainingBatch]:

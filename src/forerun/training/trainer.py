@@ -98,8 +98,8 @@ class Trainer:
         """Before the first step, for kinds that can: it counts as time of the run, and is done again if that is stopped
         before its first checkpoint."""
         with fitting("the fitted start", "begin with --draft.init random"):
-            if not self.job.drafter.fit_start(self.job.material(self._say)):
-                return
+            self.job.drafter.fit_start(self.job.material(self._say))
+        # Also where this process has nothing fitted: its numbers alone may have failed, and the others wait for it.
         if self.job.accelerator.num_processes > 1:
             same_everywhere(self.job.drafter)
         if self.stepper.average is not None:

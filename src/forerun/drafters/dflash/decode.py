@@ -15,6 +15,7 @@ from forerun.drafters.dflash.loss import Rows, hidden_states, metrics_of, row_lo
 from forerun.drafters.dflash.network import Backbone, initialise
 from forerun.drafters.dflash.start import fit_backbone
 from forerun.drafters.learned import DesignPlan, Exercise, Losses, Material, TrainingBatch
+from forerun.drafters.learned.fitting import fit_soundly
 from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.target.base import Target
 
@@ -54,7 +55,9 @@ class DFlash(BlockDrafter):
     # -------------------------------------------------------------------------------------------------------- training
 
     def fit_start(self, material: Material) -> bool:
-        return self.settings.init == "fitted" and fit_backbone(self, self.backbone, material)
+        if self.settings.init != "fitted":
+            return False
+        return fit_soundly(self.backbone, material, lambda: fit_backbone(self, self.backbone, material))
 
     def losses(self, batch: TrainingBatch, exercise: Exercise, progress: float) -> Losses:
         blocks, weights = exercise.drawn["blocks"], exercise.drawn["weights"]

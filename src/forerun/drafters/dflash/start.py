@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from forerun.drafters.dflash.blocks import Blocks, block_mixer, draw_anchors
-from forerun.drafters.learned import Material, TrainingBatch
+from forerun.drafters.learned import Material
 from forerun.drafters.learned.aim import disturb, look_back, pass_on
-from forerun.drafters.learned.fitting import Code, Fit, Said, fit_states, reduced
+from forerun.drafters.learned.fitting import Code, Fit, Said, constant_part, fit_states, reduced
 
 if TYPE_CHECKING:
     from forerun.drafters.dflash.drafter import BlockDrafter
@@ -61,7 +61,7 @@ def fit_backbone(drafter: BlockDrafter, backbone: Backbone, material: Material, 
 
 def _read(backbone: Backbone, code: Code, mean: Tensor) -> None:
     """`fc` gives the code, behind a number that is nearly constant; the norm after it changes little."""
-    constant = mean / (mean @ mean).clamp(min=1e-12)  # [F], 1 on the mean of the features
+    constant = constant_part(mean)
     read = code.read - constant[:, None] * (mean @ code.read)
     backbone.fc.weight.zero_()
     backbone.fc.weight[0] = CONSTANT * constant
@@ -80,7 +80,7 @@ def _write(backbone: Backbone, code: Code, base: Tensor, fit: Fit, drafter: Bloc
     constant = (spoken[0] + fit.metric.filling(spoken.square().sum(0).sqrt())) / taught[:, 0].mean()
     written = torch.cat([constant[None], spoken[1:] * scale])  # [1 + k, H]
     read = one_hot(torch.arange(len(written), device=context.device), backbone.fc.out_features).to(context)
-    x, mix, shape = _blocks(backbone, drafter, batch, context)
+    x, mix, shape = _blocks(backbone, drafter, fit, context)
     generator, done = torch.Generator().manual_seed(len(written)), 0
     for layer in (cast("DecoderLayer", each) for each in backbone.layers):
         attention = layer.self_attn
@@ -91,20 +91,30 @@ def _write(backbone: Backbone, code: Code, base: Tensor, fit: Fit, drafter: Bloc
         normed = layer.input_layernorm(x).reshape(*shape, -1)
         slots = [part.flatten(0, 1) for part in (normed[:, :1], normed[:, 1:]) if part.numel()]
         newest = 1 + drafter.config.first_slot  # as far from the first slot that predicts
-        look_back(attention, backbone.rotary.frequencies, newest, slots, [taught], unseen=slots, peak=PEAK)
+        look_back(attention, backbone.rotary, newest, slots, [taught], unseen=slots, peak=PEAK)
         disturb(attention, generator)
         x = layer(x, mix)
 
 
 def _blocks(
-    backbone: Backbone, drafter: BlockDrafter, batch: TrainingBatch, context: Tensor
+    backbone: Backbone, drafter: BlockDrafter, fit: Fit, context: Tensor
 ) -> tuple[Tensor, Mix, tuple[int, int]]:
     """Embedded slots [B * b, d] of some blocks, the attention over them, and (B, b)."""
-    generator, config = torch.Generator().manual_seed(0), drafter.config
-    anchors = [own.to(batch.tokens.device) for own in draw_anchors(batch, ANCHORS, generator)]
-    blocks = Blocks(anchors, batch.starts, config.block_size)
+    batch, config = fit.first, drafter.config
+    blocks = Blocks(_anchors(fit), batch.starts, config.block_size)
     slots = torch.full((len(blocks.rows), blocks.size), config.mask_token_id, device=batch.tokens.device)
     slots[:, 0] = batch.tokens[blocks.rows]
     turns = backbone.rotary(batch.positions, context.dtype), backbone.rotary(blocks.positions, context.dtype)
     mix = block_mixer(blocks, context, *turns)
     return drafter.target.embed(slots.flatten()).to(context.dtype), mix, (len(blocks.rows), blocks.size)
+
+
+def _anchors(fit: Fit) -> list[Tensor]:
+    """Per sequence [A] positions: as in training, or the rows that were fitted where the batch has no place for that
+    (no two learned tokens in a row)."""
+    batch = fit.first
+    drawn = list(draw_anchors(batch, ANCHORS, torch.Generator().manual_seed(0)))
+    if not any(len(own) for own in drawn):
+        fitted = torch.zeros_like(batch.loss_mask).index_fill_(0, fit.rows, True)
+        drawn = [own.nonzero()[:ANCHORS, 0] for own in torch.split(fitted, list(batch.lengths))]
+    return [own.to(batch.tokens.device) for own in drawn]

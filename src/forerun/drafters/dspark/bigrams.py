@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from forerun.drafters.learned.fitting import steadied
 from forerun.drafters.losses import chunk_rows
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def fit_bigrams(head: MarkovHead, material: Material, vocabulary: DraftVocabular
     order = torch.randperm(len(before), generator=generator)
     before, after = before[order], after[order]
     _begin(head, after[kept:], generator)
-    best, least, worse = head.state_dict(), math.inf, 0
+    best: dict[str, Tensor] = {}
+    least, worse = math.inf, 0
     for _ in _steps(head, before[kept:], after[kept:], generator):
         with torch.no_grad():
             loss = float(_loss(head, before[:kept], after[:kept]))
@@ -78,10 +80,11 @@ def fit_bigrams(head: MarkovHead, material: Material, vocabulary: DraftVocabular
 
 
 def _steps(head: MarkovHead, before: Tensor, after: Tensor, generator: torch.Generator) -> Iterator[None]:
-    """Takes them, and comes back to be judged every tenth of them."""
+    """Takes them, and comes back to be judged before the first and after every tenth of them."""
     rows = min(_rows(head), max(FEWEST_PAIRS, len(before) // 16))
     steps = min(STEPS, math.ceil(EPOCHS * len(before) / rows))
     optimizer = torch.optim.Adam(head.parameters(), lr=RATE, betas=(0.9, 0.99))
+    yield
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = RATE * (1 - step / steps)
         chosen = torch.randint(len(before), (rows,), generator=generator)
@@ -123,9 +126,7 @@ def as_states(head: MarkovHead, rows: Tensor) -> Callable[[Tensor], Tensor]:
         head: fitted.
         rows: [D, H] of the target's head.
     """
-    gram = rows.T @ rows
-    gram += 1e-3 * gram.diagonal().mean() * torch.eye(len(gram), device=gram.device)
-    back = torch.linalg.solve(gram, rows.T @ head.markov_w2.weight.detach())  # [H, r]
+    back = torch.linalg.solve(steadied(rows.T @ rows, 1e-3), rows.T @ head.markov_w2.weight.detach())  # [H, r]
     nothing = torch.zeros(1, 1, head.hidden_size, device=rows.device)
 
     def said(previous: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from forerun.drafters.dspark.bigrams import as_states, fit_bigrams
 from forerun.drafters.dspark.config import DSparkConfig, DSparkSettings
 from forerun.drafters.dspark.network import DSparkNetwork, initialise_heads
 from forerun.drafters.learned import DesignPlan, Exercise, Losses, Material, TrainingBatch, wide
+from forerun.drafters.learned.fitting import fit_soundly
 from forerun.drafters.learned.head import head_rows
 from forerun.drafters.losses import confidence_loss
 from forerun.drafters.vocabulary import DraftVocabulary
@@ -65,7 +66,9 @@ class DSpark(BlockDrafter):
         markov, said = self.net.markov_head, None
         if markov is not None and fit_bigrams(markov, material, self.vocabulary):
             said = as_states(markov, head_rows(self.target, self.vocabulary).to(self.target.device))
-        return fit_backbone(self, self.net.backbone, material, said) or said is not None
+        backbone = self.net.backbone
+        fitted = fit_soundly(backbone, material, lambda: fit_backbone(self, backbone, material, said))
+        return fitted or said is not None
 
     @property
     def head_bytes(self) -> int:

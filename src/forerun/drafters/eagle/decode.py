@@ -15,6 +15,7 @@ from forerun.drafters.eagle.network import EagleNetwork
 from forerun.drafters.eagle.start import fit_eagle
 from forerun.drafters.layers import like_target
 from forerun.drafters.learned import DesignPlan, Exercise, Losses, Material, TrainingBatch, config_fields
+from forerun.drafters.learned.fitting import fit_soundly
 from forerun.target.base import Target
 
 
@@ -60,7 +61,9 @@ class Eagle(ChainDrafter):
         return self.target_head(hidden)
 
     def fit_start(self, material: Material) -> bool:
-        return self.settings.init == "fitted" and fit_eagle(self, material)
+        if self.settings.init != "fitted":
+            return False
+        return fit_soundly(self.network, material, lambda: fit_eagle(self, material))
 
     def prepare(self, batch: TrainingBatch, generator: torch.Generator) -> Exercise:
         return loss.prepare(batch, generator)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.learned import Material, TrainingBatch
-from forerun.drafters.learned.fitting import fit_states
+from forerun.drafters.learned.fitting import constant_part, fit_states
 
 if TYPE_CHECKING:
     from forerun.drafters.eagle.decode import Eagle
@@ -41,7 +41,7 @@ def fit_eagle(drafter: Eagle, material: Material) -> bool:
     else:
         mean = seen.mean.clone()
         mean[: drafter.target.hidden_size] = 0  # features have more of a mean than embeddings
-        network.fc.weight.add_(torch.outer(fixed, mean / (mean @ mean).clamp(min=1e-12)))
+        network.fc.weight.add_(torch.outer(fixed, constant_part(mean)))
     layer.self_attn.o_proj.weight.zero_()
     layer.mlp.down_proj.weight.zero_()
     return True

@@ -15,6 +15,7 @@ from forerun.drafters.eagle3.network import Eagle3Layer, Eagle3Network
 from forerun.drafters.eagle3.start import fit_eagle3
 from forerun.drafters.layers import like_target
 from forerun.drafters.learned import DesignPlan, Exercise, Losses, Material, TrainingBatch, config_fields
+from forerun.drafters.learned.fitting import fit_soundly
 from forerun.drafters.learned.head import head_rows
 from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.target.base import Target
@@ -67,7 +68,9 @@ class Eagle3(ChainDrafter):
         return int(self.settings.ttt_steps)
 
     def fit_start(self, material: Material) -> bool:
-        return self.settings.init == "fitted" and fit_eagle3(self, material)
+        if self.settings.init != "fitted":
+            return False
+        return fit_soundly(self.network, material, lambda: fit_eagle3(self, material))
 
     def prepare(self, batch: TrainingBatch, generator: torch.Generator) -> Exercise:  # noqa: ARG002 - nothing is drawn
         return loss.prepare(batch)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forerun.drafters.learned import Material, TrainingBatch
 from forerun.drafters.learned.aim import disturb, look_back, pass_on
-from forerun.drafters.learned.fitting import Code, Fit, fit_states, reduced
+from forerun.drafters.learned.fitting import Code, Fit, constant_part, fit_states, reduced
 from forerun.drafters.learned.head import head_rows
 
 if TYPE_CHECKING:
@@ -50,12 +50,11 @@ def _fuse(network: Eagle3Network, slopes: Tensor, token: Code, fit: Fit) -> None
     """`fc`: [m * H] -> the next state before the final norm, less what the token there adds."""
     seen, weight, wide = fit.regression, fit.metric.weight, len(slopes)
     mean, base = seen.mean[:wide], seen.base[0]
-    constant = mean / (mean @ mean).clamp(min=1e-12)  # [m * H], 1 on the mean of the features
     whole = torch.cat([slopes, token.read @ token.write])  # [m * H + H, H]
     varied = (whole * (seen.covariance @ whole)).sum(0).clamp(min=0)  # [H] variance of what is foreseen
     spoken = (varied + base.square()).sqrt() / weight
     fixed = (base - seen.mean @ whole) / weight + fit.metric.filling(spoken)
-    network.fc.weight.copy_((slopes / weight).T + torch.outer(fixed, constant))
+    network.fc.weight.copy_((slopes / weight).T + torch.outer(fixed, constant_part(mean)))
 
 
 def _add_token(drafter: Eagle3, token: Code, fit: Fit) -> None:
@@ -69,5 +68,5 @@ def _add_token(drafter: Eagle3, token: Code, fit: Fit) -> None:
     # Where the residual stream begins behind this norm, it is to leave it as it is.
     cast("Eagle3Layer", network.layers[0]).hidden_norm.weight.fill_(float(fused.square().mean().sqrt()))
     x = network.attention_input(embedded, fused)
-    look_back(attention, network.rotary.frequencies, 0, [x], [x])
+    look_back(attention, network.rotary, 0, [x], [x])
     disturb(attention, torch.Generator().manual_seed(len(feature)))

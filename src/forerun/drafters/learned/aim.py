@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from forerun.drafters.learned.fitting import steadied
+
 if TYPE_CHECKING:
-    from forerun.drafters.layers import Attention
+    from forerun.drafters.layers import Attention, Rotary
 
 NOISE = 0.002
 """Standard deviation of what is added to queries, keys, values and outputs."""
@@ -44,7 +46,7 @@ def pass_on(attention: Attention, parts: Sequence[tuple[Tensor, Tensor]]) -> Non
 
 def look_back(
     attention: Attention,
-    frequencies: Tensor,
+    rotary: Rotary,
     distance: int,
     asking: Sequence[Tensor],
     seen: Sequence[Tensor],
@@ -55,7 +57,7 @@ def look_back(
 
     Args:
         attention: of a layer.
-        frequencies: [head_dim / 2] of the rotation, radians per token.
+        rotary: turns its queries and keys.
         distance: in tokens.
         asking: groups of rows [n, input] that queries are made of.
         seen: groups of rows that are to be found.
@@ -63,13 +65,15 @@ def look_back(
         peak: score of a row at that distance.
     """
     size = attention.head_dim
-    turning = frequencies.to(asking[0])[: size // 2]
+    turning = rotary.frequencies.to(asking[0])  # [head_dim / 2] radians per token
     strength = (turning >= min(SLOWEST, float(turning.max()))).to(turning)
     strength *= math.sqrt(size / float(strength.sum()))
     angles = turning * distance
     key = torch.cat([strength, torch.zeros_like(strength)])
     query = torch.cat([strength * angles.cos(), -strength * angles.sin()])
-    louder = peak * attention.scaling  # than two vectors of the size of a normed head are to each other
+    louder = (
+        peak * attention.scaling / rotary.factor**2
+    )  # than two vectors of the size of a normed head are to each other
     if isinstance(attention.q_norm, nn.Identity):
         query *= louder
     else:
@@ -83,9 +87,8 @@ def look_back(
 def _directed(wanted: list[tuple[Tensor, Tensor]]) -> Tensor:
     """[out, d]: the map that brings all rows [n, d] of a group nearest to its vector [out], groups counting alike."""
     gram = torch.stack([rows.T @ rows / len(rows) for rows, _ in wanted]).mean(0)
-    gram += EVEN * gram.diagonal().mean().clamp(min=1e-12) * torch.eye(len(gram), device=gram.device)
     towards = torch.stack([torch.outer(rows.mean(0), vector) for rows, vector in wanted]).mean(0)
-    found: Tensor = torch.linalg.solve(gram, towards).T
+    found: Tensor = torch.linalg.solve(steadied(gram, EVEN), towards).T
     return found
 
 

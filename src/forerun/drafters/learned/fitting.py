@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forerun.drafters.learned.batch import Material, TrainingBatch
 from forerun.drafters.learned.head import head_rows
@@ -24,10 +24,16 @@ if TYPE_CHECKING:
 
 ROWS = 60_000
 """Rows of the data that are looked at, at most: 12 for each number of five taps of 896."""
+FEWEST_ROWS = 32
+"""Of fewer, chance decides what is foreseen by what."""
 SHARES = (1.0, 0.5, 0.25)
 """Weights of the state that says the first draft, of the one after it, and so on: one code serves all of them."""
 RIDGE = 1e-3
 """Added to the correlation matrix of what is regressed on."""
+ROUNDING = 1e-6
+"""Variance, as a share of the mean square, that may be nothing but float32's rounding of the sums."""
+WILD = 100.0
+"""Variance along the mean of what is known, as a share of its square, from which on nothing there is near constant."""
 
 Read = Callable[[TrainingBatch, Tensor], Tensor]
 """A batch and packed rows [n] of tokens that a drafter begins behind -> [n, F] what it knows there."""
@@ -48,6 +54,23 @@ class Fit:
     """[n] of it that were looked at."""
 
 
+def fit_soundly(network: nn.Module, material: Material, fit: Callable[[], bool]) -> bool:
+    """What `fit` says that it has written into the network. False, the network is as it was, and the user is told, if
+    its numbers fail: a matrix that cannot be factored, weights that are not finite."""
+    before = {name: weight.clone() for name, weight in network.state_dict().items()}
+    try:
+        if not fit():
+            return False
+        if all(bool(weight.isfinite().all()) for weight in network.state_dict().values()):
+            return True
+        problem = "weights that are not finite"
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        problem = str(error).split("\n")[0]
+    network.load_state_dict(before)
+    material.say(f"start: random weights after all; fitting them failed ({problem})")
+    return False
+
+
 @torch.no_grad()
 def fit_states(drafter: Learner, material: Material, read: Read, said: Said | None = None) -> Fit | None:
     """Regresses the target's next states on what the drafter knows.
@@ -59,7 +82,8 @@ def fit_states(drafter: Learner, material: Material, read: Read, said: Said | No
         said: what need not be said.
 
     Returns:
-        None, and the user is told, if the target's final norm is no RMS norm or the data have no row to learn from.
+        None, and the user is told, if the target's final norm is no RMS norm, the data have too few rows to learn
+        from, or what is known there has no mean to speak of.
     """
     target = drafter.target
     weight = final_norm_weight(target) if isinstance(target, HFTarget) else None
@@ -75,8 +99,11 @@ def fit_states(drafter: Learner, material: Material, read: Read, said: Said | No
             first = first or (batch, rows)
         if seen.count >= ROWS:
             break
-    if first is None:
-        material.say("start: random layers; no sample is long enough to fit them to")
+    if first is None or seen.count < FEWEST_ROWS:
+        material.say(f"start: random layers; samples long enough to fit them to have {seen.count} rows, too few")
+        return None
+    if not seen.wildness < WILD:  # nor if it is not a number
+        material.say("start: random layers; the target's features have no mean that a fitted start could use")
         return None
     metric = Metric.of(head_rows(target, drafter.vocabulary).to(target.device), weight.to(target.device))
     return Fit(seen, metric, *first)
@@ -111,9 +138,9 @@ class Metric:
     @classmethod
     def of(cls, head: Tensor, weight: Tensor) -> Metric:
         """From rows [D, H] of the head and the final norm's weight [H]."""
-        gram: Tensor = head.T @ head / len(head)
-        gram += 1e-3 * gram.diagonal().mean().clamp(min=1e-12) * torch.eye(len(gram), device=gram.device)
-        least = 0.05 * weight.abs().median().clamp(min=1e-6)
+        gram = steadied(head.T @ head / len(head), 1e-3)
+        usual = torch.maximum(weight.abs().median(), 0.1 * weight.abs().mean())  # half of them may be 0
+        least = 0.05 * usual.clamp(min=1e-6)
         return cls(gram, torch.where(weight < 0, -1.0, 1.0) * weight.abs().clamp(min=least))
 
     @property
@@ -151,7 +178,7 @@ class Regression:
         """known [n, F], states [n, S, H]."""
         known, states = known.float(), states.flatten(1)
         own = [known.T @ known, known.T @ states, known.sum(0), states.sum(0)]
-        self._sums = [old + new for old, new in zip(self._sums, own, strict=True)] if self._sums else own
+        self._sums = [old.add_(new) for old, new in zip(self._sums, own, strict=True)] if self._sums else own
         self.count += len(known)
 
     @property
@@ -165,18 +192,39 @@ class Regression:
         return self._sums[0] / self.count - self.mean[:, None] * self.mean
 
     @property
+    def wildness(self) -> float:
+        """Variance of what is known along its mean, as a share of the square of that: near 0 where all rows have much
+        in common, not finite where they have no mean."""
+        mean = self.mean
+        square = mean @ mean
+        return float((self._sums[0] @ mean) @ mean / self.count / square / square) - 1
+
+    @property
     def base(self) -> Tensor:
         """[S, H] mean of the states."""
         return (self._sums[3] / self.count).reshape(len(SHARES), -1)
 
     def slopes(self) -> Tensor:
-        """[F, S, H]: what is known, less its mean, -> the states, less theirs."""
+        """[F, S, H]: what is known, less its mean, -> the states, less theirs. What is constant says nothing."""
         covariance, base = self.covariance, self.base
         cross = self._sums[1] / self.count - self.mean[:, None] * base.flatten()
-        spread = covariance.diagonal().clamp(min=1e-12).sqrt()
-        related = covariance / spread[:, None] / spread + RIDGE * torch.eye(len(spread), device=spread.device)
-        solved: Tensor = torch.linalg.solve(related, cross / spread[:, None]) / spread[:, None]
+        varies = covariance.diagonal() > ROUNDING * self._sums[0].diagonal() / self.count
+        spread = covariance.diagonal().where(varies, 1.0).sqrt()
+        related = covariance / spread[:, None] / spread * varies[:, None] * varies
+        related += RIDGE * torch.eye(len(spread), device=spread.device)
+        solved: Tensor = torch.linalg.solve(related, cross * varies[:, None] / spread[:, None]) / spread[:, None]
         return solved.reshape(len(spread), *base.shape)
+
+
+def constant_part(mean: Tensor) -> Tensor:
+    """[F] of a mean [F]: the direction whose product with the mean is 1, and with every row nearly so."""
+    return mean / (mean @ mean).clamp(min=1e-12)
+
+
+def steadied(gram: Tensor, share: float) -> Tensor:
+    """[n, n] that can be factored: that share of its mean square is added to all squares."""
+    usual = gram.diagonal().mean().clamp(min=1e-12)
+    return gram + share * usual * torch.eye(len(gram), device=gram.device)
 
 
 def reduced(slopes: Tensor, covariance: Tensor, metric: Metric, most: int) -> Code:
