@@ -22,7 +22,7 @@ from forerun.engine.step_times import PHASES
 from forerun.serve.account import metrics_of
 from forerun.serve.cards import expected_lengths
 from forerun.serve.loglines import Levels, StatsLog, drafting_line, own_line
-from forerun.serve.metrics import ALARM, EXPECTED, OWN, RECENT, SHARED, Metrics, difference
+from forerun.serve.metrics import ALARM, EXPECTED, OWN, RECENT, SHARED, DriftAlarm, Metrics, difference
 from forerun.training.card import _decoding
 from forerun.verify import Draft
 from serve.kit import VOCAB, Site, ascii_model, engine, guesses, noisy_engine, script_model
@@ -150,7 +150,9 @@ def _scheduled() -> Engine:
 def moved(tmp_path_factory) -> dict[str, float]:
     watch = _Watch()
     card = _with_card(tmp_path_factory.mktemp("card"), 30.0)
-    with Site(lambda: _troubled(card), max_queue=2) as site:
+    # How many rounds these few requests draft for the card's drafter alone depends on when they come.
+    with pytest.MonkeyPatch.context() as patch, Site(lambda: _troubled(card), max_queue=2) as site:
+        patch.setattr(DriftAlarm, "ROUNDS", 20)
         fields = {"max_tokens": 130, "temperature": 0, "ignore_eos": True}
         bodies = [{"prompt": "x" * length, **fields} for length in range(40, 47)]
         replies = watch.run(site, [site.call("POST", COMPLETIONS, body) for body in bodies])
