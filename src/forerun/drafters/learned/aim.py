@@ -1,7 +1,7 @@
 """Attention that begins with an aim: what it reads, what it writes, and how far back it looks.
 
-For drafters that begin fitted (`fitting.py`). From random weights attention has to find out first which rows
-matter, and a short run spends most of its steps on that.
+For drafters that begin fitted (`fitting.py`). From random weights attention has to find out first which rows matter,
+and a short run spends most of its steps on that.
 """
 
 from __future__ import annotations
@@ -71,9 +71,8 @@ def look_back(
     angles = turning * distance
     key = torch.cat([strength, torch.zeros_like(strength)])
     query = torch.cat([strength * angles.cos(), -strength * angles.sin()])
-    louder = (
-        peak * attention.scaling / rotary.factor**2
-    )  # than two vectors of the size of a normed head are to each other
+    # By itself, a score of normed heads in one direction is the square root of head_dim times YaRN's factor, twice.
+    louder = peak * attention.scaling / rotary.factor**2
     if isinstance(attention.q_norm, nn.Identity):
         query *= louder
     else:
