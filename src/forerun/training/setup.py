@@ -164,8 +164,6 @@ def assemble(chosen: Chosen, accelerator: Accelerator, target: Target, data: Pat
     store = None if dry or config.feature_store is None else Path(config.feature_store)
     source = _source(chosen.config, target, drafter, store)
     parts = {"target": fingerprint_of(target), "data": inputs.train.digest()}
-    if accelerator.num_processes > 1:
-        same_everywhere(drafter)
     return Job(
         chosen, accelerator, target, inputs, order, drafter, source, identity(chosen, parts),
         (*notes, *drafter.notes, *_notes(chosen, inputs, lengths, source), *_of_template(inputs, target)),

@@ -34,11 +34,10 @@ def taught(batch: TrainingBatch, steps: int) -> Tensor:
     The last row with a token behind it has none to predict and is not taught.
     """
     count = len(batch.tokens)
-    ends = _of_rows(batch, [start + length for start, length in zip(batch.starts, batch.lengths, strict=True)])
     labels = (
         torch.arange(count, device=batch.tokens.device)[:, None] + 2 + torch.arange(steps, device=batch.tokens.device)
     )
-    return (labels < ends[:, None]) & batch.loss_mask[labels.clamp(max=count - 1)]
+    return (labels < batch.ends[:, None]) & batch.loss_mask[labels.clamp(max=count - 1)]
 
 
 def _of_rows(batch: TrainingBatch, values: list[int]) -> Tensor:

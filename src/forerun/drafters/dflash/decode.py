@@ -54,9 +54,7 @@ class DFlash(BlockDrafter):
 
     # -------------------------------------------------------------------------------------------------------- training
 
-    def fit_start(self, material: Material) -> bool:
-        if self.settings.init != "fitted":
-            return False
+    def fit(self, material: Material) -> bool:
         return fit_soundly(self.backbone, material, lambda: fit_backbone(self, self.backbone, material))
 
     def losses(self, batch: TrainingBatch, exercise: Exercise, progress: float) -> Losses:

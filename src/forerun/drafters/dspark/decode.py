@@ -60,9 +60,7 @@ class DSpark(BlockDrafter):
 
     # -------------------------------------------------------------------------------------------------------- training
 
-    def fit_start(self, material: Material) -> bool:
-        if self.settings.init != "fitted":
-            return False
+    def fit(self, material: Material) -> bool:
         markov, said = self.net.markov_head, None
         if markov is not None and fit_bigrams(markov, material, self.vocabulary):
             said = as_states(markov, head_rows(self.target, self.vocabulary).to(self.target.device))

@@ -60,9 +60,7 @@ class Eagle(ChainDrafter):
     def logits(self, hidden: Tensor) -> Tensor:
         return self.target_head(hidden)
 
-    def fit_start(self, material: Material) -> bool:
-        if self.settings.init != "fitted":
-            return False
+    def fit(self, material: Material) -> bool:
         return fit_soundly(self.network, material, lambda: fit_eagle(self, material))
 
     def prepare(self, batch: TrainingBatch, generator: torch.Generator) -> Exercise:

@@ -67,9 +67,7 @@ class Eagle3(ChainDrafter):
     def chain_steps(self) -> int:
         return int(self.settings.ttt_steps)
 
-    def fit_start(self, material: Material) -> bool:
-        if self.settings.init != "fitted":
-            return False
+    def fit(self, material: Material) -> bool:
         return fit_soundly(self.network, material, lambda: fit_eagle3(self, material))
 
     def prepare(self, batch: TrainingBatch, generator: torch.Generator) -> Exercise:  # noqa: ARG002 - nothing is drawn

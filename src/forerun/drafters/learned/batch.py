@@ -40,6 +40,14 @@ class TrainingBatch:
         return out
 
     @cached_property
+    def ends(self) -> Tensor:
+        """[T] packed row behind the last one of each row's sequence."""
+        import torch
+
+        lengths = torch.tensor(list(self.lengths), device=self.tokens.device)
+        return lengths.cumsum(0).repeat_interleave(lengths)
+
+    @cached_property
     def positions(self) -> Tensor:
         """[T] position of each row within its sequence."""
         import torch

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from forerun.drafters.learned.batch import Material
     from forerun.drafters.vocabulary import DraftVocabulary
     from forerun.target.base import Target
 
@@ -70,6 +71,14 @@ class LearnedDrafter(Learner, Drafter):
         from forerun.drafters.checkpoint import load_drafter
 
         return load_drafter(cls, options, context)
+
+    def fit_start(self, material: Material) -> bool:
+        """See `Learner.fit_start`; only where its settings say so."""
+        return self.settings.init == "fitted" and self.fit(material)
+
+    def fit(self, material: Material) -> bool:  # noqa: ARG002 - for kinds that have a start to fit
+        """Writes the kind's fitted start into the network; False: there was nothing to fit it to."""
+        return False
 
     @property
     def saved_dtype(self) -> torch.dtype:

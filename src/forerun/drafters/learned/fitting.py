@@ -111,10 +111,8 @@ def fit_states(drafter: Learner, material: Material, read: Read, said: Said | No
 
 def rows_to_fit(batch: TrainingBatch) -> Tensor:
     """[n] packed rows of tokens under the loss mask with a row before them and all the states after that are fitted."""
-    lengths = torch.tensor(batch.lengths, device=batch.tokens.device)
-    ends = (torch.tensor(batch.starts, device=lengths.device) + lengths).repeat_interleave(lengths)
-    rows = torch.arange(len(batch.tokens), device=lengths.device)
-    return rows[batch.loss_mask & (batch.positions > 0) & (rows + len(SHARES) <= ends)]
+    rows = torch.arange(len(batch.tokens), device=batch.tokens.device)
+    return rows[batch.loss_mask & (batch.positions > 0) & (rows + len(SHARES) <= batch.ends)]
 
 
 def next_states(batch: TrainingBatch, rows: Tensor, target: Target, said: Said | None) -> Tensor:

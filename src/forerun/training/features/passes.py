@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.drafters.learned import TrainingBatch
+from forerun.drafters.learned import Text, TrainingBatch
 from forerun.errors import OptionError
 from forerun.target.base import Batch, Segment, Target
 from forerun.target.blocks import BlockPool, blocks_for
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    pass
 
 MAX_ROWS = 2048
 """Rows of one pass: enough to keep a CPU and most GPUs busy, and 17 MB a hidden state where H = 4096, in bfloat16."""
@@ -30,18 +30,11 @@ LOGITS_AT_ONCE = 1 << 25
 """Elements of teacher logits that exist at a time: 128 MiB in float32, 220 rows of Qwen's vocabulary."""
 
 
-class Sample(Protocol):
+class Sample(Text, Protocol):
     """What is asked of a training sample."""
 
     @property
     def id(self) -> str: ...
-    @property
-    def token_ids(self) -> NDArray[np.int32]:
-        """[S]"""
-
-    @property
-    def loss_mask(self) -> NDArray[np.bool_]:
-        """[S]"""
 
 
 def capture(
