@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from drafters.kinds import SETTINGS
 from drafters.learning import batch_of, plan_for, texts
 from forerun.drafters import drafter_class
+from forerun.drafters.learned import Material
 from forerun.drafters.small.config import SmallSettings
 from forerun.drafters.small.learn import Beginning, SmallLearner
 from forerun.target.hf import HFTarget
@@ -123,6 +124,29 @@ def test_gradients_of_chunks_are_planned_beside_those_of_the_pass(rows, monkeypa
     assert planned == pytest.approx(
         counted, rel=0.4
     )  # where the sums of all chunks are handed on, they are twice there
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "vocab_size"),
+    [
+        ("dflash", {"taps": (1, 2, 3, 4)}, 264),
+        ("dflash", {"taps": (1,)}, 264),
+        ("eagle3", {}, 264),
+        ("eagle", {}, 4096),
+    ],
+)
+def test_a_fitted_start_takes_what_its_kind_plans(name, own, vocab_size, monkeypatch):
+    """Matrices of what is known lead with many taps, of the states with few, the head with many ids; beside them a pass
+    over some blocks is small on real targets, and made so here."""
+    monkeypatch.setattr("forerun.drafters.dflash.start.ANCHORS", 1)
+    target = target_of(vocab_size, torch.float32)
+    kind = drafter_class(name).learner()
+    learner = kind.design(target, kind.settings_class(init="fitted", **own), plan_for(target))
+    batch = batch_of(target, texts([20, 20]), learner.taps)
+    counted = peak_of(lambda: learner.fit_start(Material([], [batch], 0, lambda _: None)))
+    assert learner.plan_start().size == pytest.approx(counted, rel=0.4)
+    learner.settings = kind.settings_class(init="random")
+    assert learner.plan_start() is None
 
 
 @pytest.mark.slow

@@ -47,6 +47,16 @@ def test_memory_is_the_sum_of_its_lines():
     assert values(gaps.memory)["gaps in the heap"] == 0.5 * (400 + 4800 + 4000 + 640)  # of what comes and goes
 
 
+def test_a_fitted_start_is_planned_where_it_takes_more_than_a_pass():
+    """It is gone before the passes begin."""
+    beside = plan(WORK, 1e6).memory_bytes
+    a_pass = 400 + 4800 + 4000 + 640
+    assert plan(replace(WORK, start=Held("fitted start", a_pass, "few")), 1e6).memory_bytes == beside
+    more = plan(replace(WORK, start=Held("fitted start", a_pass + 70, "many")), 1e6)
+    assert values(more.memory)["fitted start, more than a pass"] == 70
+    assert more.memory_bytes == beside + 70
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_moments_are_those_that_the_optimisers_keep(optimizer):
     """Two of AdamW, one of Muon, counted before there are any and compared with what a step leaves."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from forerun.drafters.dflash.memory import BlockPass, block_memory
 from forerun.drafters.layers import LayerConfig
+from forerun.drafters.learned.memory import fit_of_states
 from forerun.training.plan import CUDA_CONTEXT, UTILISATION, Workload
 
 
@@ -51,6 +52,7 @@ def _eight_billion() -> Workload:
         rows_per_token=work.slots / tokens,
         half=True,
         process=CUDA_CONTEXT,
+        start=fit_of_states(work.features, 4096, work.draft_vocab_size),
     )
 
 

@@ -79,6 +79,8 @@ class Workload:
     """Columns of the drafter's head; None: it is the target's."""
     process: Held | None = None
     """What is there before and beside all tensors."""
+    start: Held | None = None
+    """Of a start that is fitted, and gone before the first pass."""
     gaps: float = 0.0
     """Bytes that the heap takes beyond each byte of a pass."""
 
@@ -171,7 +173,12 @@ def _memory(work: Workload) -> list[Line]:
         lasting.insert(0, _bytes(*work.process))
     if work.average:
         lasting.append(_bytes("average of the weights", FP32 * p, f"{p:,} x 4 bytes"))
-    return lasting + _of_a_pass(work)
+    passing = _of_a_pass(work)
+    together = sum(line.value for line in passing)
+    if work.start is not None and work.start.size > together:
+        text = f"{work.start.arithmetic}, before the passes, which take {together:,.0f} bytes"
+        passing.append(_bytes("fitted start, more than a pass", work.start.size - together, text))
+    return lasting + passing
 
 
 def _of_a_pass(work: Workload) -> list[Line]:
@@ -288,6 +295,7 @@ def workload_of(job: Job, process: Held | None = None) -> Workload:
         table_parameters=sum(p.numel() for p in {p for table in tables for p in table.parameters()}),
         head_width=tables[1].in_features if tables else None,
         process=process,
+        start=job.drafter.plan_start(),
         gaps=GAPS if target.device.type == "cpu" and sys.platform == "linux" else 0.0,
     )
 

@@ -60,6 +60,10 @@ class Eagle(ChainDrafter):
     def logits(self, hidden: Tensor) -> Tensor:
         return self.target_head(hidden)
 
+    @property
+    def known_size(self) -> int:
+        return (len(self.taps) + 1) * self.target.hidden_size  # the embedding stands beside the taps
+
     def fit(self, material: Material) -> bool:
         return fit_soundly(self.network, material, lambda: fit_eagle(self, material))
 

@@ -67,6 +67,10 @@ class Eagle3(ChainDrafter):
     def chain_steps(self) -> int:
         return int(self.settings.ttt_steps)
 
+    @property
+    def known_size(self) -> int:
+        return (len(self.taps) + 1) * self.target.hidden_size  # the embedding stands beside the taps
+
     def fit(self, material: Material) -> bool:
         return fit_soundly(self.network, material, lambda: fit_eagle3(self, material))
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from forerun.drafters.base import Drafter, LoadContext
 from forerun.drafters.learned.config import DraftConfig, DraftSettings
 from forerun.drafters.learned.learner import Learner
+from forerun.drafters.learned.memory import fit_of_states
 from forerun.target.dtypes import dtype_named
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from forerun.drafters.learned.batch import Material
+    from forerun.drafters.learned.batch import Held, Material
     from forerun.drafters.vocabulary import DraftVocabulary
     from forerun.target.base import Target
 
@@ -71,6 +72,16 @@ class LearnedDrafter(Learner, Drafter):
         from forerun.drafters.checkpoint import load_drafter
 
         return load_drafter(cls, options, context)
+
+    @property
+    def known_size(self) -> int:
+        """Numbers that its fitted start regresses the target's states on."""
+        return len(self.taps) * self.target.hidden_size
+
+    def plan_start(self) -> Held | None:
+        if self.settings.init != "fitted":
+            return None
+        return fit_of_states(self.known_size, self.target.hidden_size, self.vocabulary.draft_size)
 
     def fit_start(self, material: Material) -> bool:
         """See `Learner.fit_start`; only where its settings say so."""

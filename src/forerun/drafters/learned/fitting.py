@@ -187,7 +187,7 @@ class Regression:
     @property
     def covariance(self) -> Tensor:
         """[F, F] of what is known."""
-        return self._sums[0] / self.count - self.mean[:, None] * self.mean
+        return (self._sums[0] / self.count).sub_(self.mean[:, None] * self.mean)
 
     @property
     def wildness(self) -> float:
@@ -208,8 +208,9 @@ class Regression:
         cross = self._sums[1] / self.count - self.mean[:, None] * base.flatten()
         varies = covariance.diagonal() > ROUNDING * self._sums[0].diagonal() / self.count
         spread = covariance.diagonal().where(varies, 1.0).sqrt()
-        related = covariance / spread[:, None] / spread * varies[:, None] * varies
-        related += RIDGE * torch.eye(len(spread), device=spread.device)
+        # In place: these are the largest numbers of a fit.
+        related = covariance.div_(spread[:, None]).div_(spread).mul_(varies[:, None]).mul_(varies)
+        related.diagonal().add_(RIDGE)
         solved: Tensor = torch.linalg.solve(related, cross * varies[:, None] / spread[:, None]) / spread[:, None]
         return solved.reshape(len(spread), *base.shape)
 

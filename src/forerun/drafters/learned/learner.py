@@ -115,6 +115,10 @@ class Learner(ABC):
         chunk = chunk_of_logits(rows, max(self.target.vocab_size, columns), columns)
         return [kept_by_linears(rows, numbers, half), chunk]
 
+    def plan_start(self) -> Held | None:
+        """What `fit_start` holds at its height, beside weights; None: it does nothing."""
+        return None
+
     def fit_start(self, material: Material) -> bool:  # noqa: ARG002 - for kinds that have a start to fit
         """Better starting weights, computed from the data: called once, before the first step of a run that is new.
         False: the weights are as they were, as with most kinds."""

@@ -37,3 +37,29 @@ def chunk_of_logits(rows: int, vocab_size: int, draft_vocab_size: int) -> Held:
     most = min(rows, chunk_rows(vocab_size))
     text = f"{COPIES} x {most:,} rows x {draft_vocab_size:,} x 4 bytes"
     return Held("chunk of logits", COPIES * 4 * most * draft_vocab_size, text)
+
+
+def fit_of_states(known: int, hidden_size: int, draft_size: int) -> Held:
+    """What `fit_states` and what is made of it hold at their height: sums over rows, what is solved with them and the
+    code, or the target's head as float32 beside the sums.
+
+    Args:
+        known: numbers that are known of a row, F.
+        hidden_size: of the target, H.
+        draft_size: rows of the head that are read, D.
+    """
+    from forerun.drafters.learned.fitting import SHARES
+
+    states = len(SHARES) * hidden_size
+    sums = (known**2 + known * states, f"{known:,} x ({known:,} + {states:,})")
+    most = [
+        (3 * sums[0] + known * states, f"3 x {sums[1]} + {known:,} x {states:,}"),
+        # For few taps: the squares of all states that the code is found in; measured.
+        (
+            2 * known**2 + 3 * known * states + 4 * states**2,
+            f"2 x {known:,}^2 + 3 x {known:,} x {states:,} + 4 x {states:,}^2",
+        ),
+        (sums[0] + 2 * draft_size * hidden_size, f"{sums[1]} + 2 x {draft_size:,} x {hidden_size:,}"),
+    ]
+    numbers, text = max(most)
+    return Held("fitted start", 4 * numbers, f"({text}) x 4 bytes")
