@@ -24,8 +24,8 @@ SIDEWAYS = {
     ("drafters.dspark", "drafters.dflash"),
 }  # DSpark has a DFlash backbone
 SHARED = {
-    "__init__", "base", "cache", "chain", "checkpoint", "config", "features", "layers", "learned", "losses", "tables",
-    "vocabulary",
+    "__init__", "base", "cache", "chain", "checkpoint", "config", "copying", "features", "layers", "learned", "lookup",
+    "losses", "tables", "vocabulary",
 }  # fmt: skip
 """What every drafter may use of the drafters' own floor."""
 MODULES = sorted(ROOT.rglob("*.py"))

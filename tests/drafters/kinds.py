@@ -32,5 +32,9 @@ def learned(
 
 
 def drafting(name: str, target: Target, scale: float = 0.3, **options: object) -> LearnedDrafter:
-    """The same, frozen, as it decodes."""
-    return learned(name, target, scale, **options).for_decoding(target.dtype)
+    """The same, frozen, as it decodes; "... copying": with look-ups of one to three tokens mixed in."""
+    name, _, copying = name.partition(" ")
+    drafter = learned(name, target, scale, **options).for_decoding(target.dtype)
+    if copying:
+        drafter.copy_from_text({"prompt_lookup_min": 1, "prompt_lookup_max": 3})
+    return drafter

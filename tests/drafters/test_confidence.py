@@ -36,7 +36,7 @@ V, K = 7, 3
 SAMPLING = Sampling(temperature=0.9)
 Texts = Sequence[Sequence[int]]
 TEXTS: Texts = [[1, 2, 3, 4, 2], [0, 6, 6]]
-KINDS = ["small", *SETTINGS]
+KINDS = ["small", *SETTINGS, "dspark copying"]
 POLICIES: list[Policy] = ["threshold", "prefix", "delayed"]
 
 
@@ -254,6 +254,7 @@ BLIND = {
 }  # fmt: skip
 SEEING = {
     "small": {}, "eagle": {}, "eagle3": {}, "dspark": {}, "dspark-rnn": {"enable_confidence_head": False},
+    "dflash copying": {},
 }  # fmt: skip
 
 

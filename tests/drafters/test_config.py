@@ -169,7 +169,7 @@ def test_what_cannot_be_honoured_is_refused(key, value):
     ("config", "unused"),
     [
         ({"method": "ngram", "model": "x"}, "model"),
-        ({"method": "small", "model": "x", "prompt_lookup_max": 3}, "prompt_lookup_max"),
+        ({"method": "small", "model": "x", "allow_target_mismatch": True}, "allow_target_mismatch"),
         ({"method": "ngram", "max_model_len": 9}, "max_model_len"),
         ({"method": "vanilla", "revision": "main"}, "revision"),
         ({"prompt_lookup_max": 3}, "prompt_lookup_max"),

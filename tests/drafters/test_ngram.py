@@ -113,7 +113,7 @@ def test_released_requests_are_forgotten():
     drafter.release(1)
     drafter.release(1)
     drafter.release(99)
-    assert set(drafter._indexes) == {2}
+    assert set(drafter._indexes.by_request) == {2}
     assert _lookup(drafter, [7, 8]) == []
 
 
@@ -130,7 +130,7 @@ def test_the_index_grows_with_new_tokens_only():
             super().__setitem__(key, value)
 
     _lookup(drafter, tokens)
-    drafter._indexes[1]._places = Counted()
+    drafter._indexes.by_request[1]._places = Counted()
     for _ in range(5000):
         tokens.append(rng.randrange(50))
         _lookup(drafter, tokens)

@@ -39,7 +39,8 @@ class _Given(Noise):
 
 QUICK = {
     ("dflash", "hot, filtered"), ("dspark", "penalties"), ("dspark-rnn", "cold"),
-    ("dspark-pruned", "plain"), ("eagle", "plain"), ("eagle3", "hot, filtered"), ("eagle3-pruned", "greedy"),
+    ("dspark-pruned", "plain"), ("dspark-pruned copying", "plain"), ("dflash copying", "hot, filtered"),
+    ("eagle3 copying", "penalties"), ("eagle", "plain"), ("eagle3", "hot, filtered"), ("eagle3-pruned", "greedy"),
 }  # fmt: skip
 """Every kind and every option once; the rest of the product runs with the slow tests."""
 
@@ -48,7 +49,7 @@ QUICK = {
     ("name", "options"),
     [
         pytest.param(name, options, marks=() if (name, options) in QUICK else pytest.mark.slow)
-        for name in SETTINGS
+        for name in [*SETTINGS, "dspark-pruned copying", "dflash copying", "eagle3 copying"]
         for options in OPTIONS
     ],
 )
@@ -63,6 +64,7 @@ def test_output_has_exactly_the_targets_law(name, options):
     @cache
     def drafted(prefix: Tokens, uniforms: tuple[float, ...]) -> Draft:
         drafter.allocate(4)
+        drafter.release(1)  # another branch of its text
         give(drafter, prefix, 0, len(prefix) - 1)
         view = DraftView(
             request_id=1, tokens=prefix, prompt_length=len(PROMPT), k=2, sampling=sampling, end_ids=frozenset(),

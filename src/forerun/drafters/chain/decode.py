@@ -15,7 +15,6 @@ from forerun.drafters.base import (
     DraftView,
     KeepDrafting,
     Proposal,
-    draft_serially,
     top_probability,
 )
 from forerun.drafters.chain.network import ChainNetwork
@@ -86,14 +85,16 @@ class ChainDrafter(LearnedDrafter):
             return logits, top_probability(logits)
 
         proposal = [Draft() for _ in views]
-        for i, draft in zip(ready, draft_serially(mine, keep_drafting, advance), strict=True):
+        for i, draft in zip(ready, self.draft(mine, keep_drafting, advance), strict=True):
             proposal[i] = draft
         return proposal
 
     def commit(self, accepted: Sequence[Accepted]) -> None:
+        super().commit(accepted)
         self._rows.commit(accepted)
 
     def release(self, request_id: int) -> None:
+        super().release(request_id)
         self._rows.release(request_id)
 
     def keep(self, request_id: int, tokens: Sequence[int], keys: Sequence[BlockKey]) -> None:

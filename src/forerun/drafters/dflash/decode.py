@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from forerun.drafters.base import Draft, DraftView, KeepDrafting, draft_serially, top_probability
+from forerun.drafters.base import Draft, DraftView, KeepDrafting, top_probability
 from forerun.drafters.dflash.config import DFlashConfig, DFlashSettings
 from forerun.drafters.dflash.drafter import BlockDrafter, backbone_of, block_fields
 from forerun.drafters.dflash.loss import Rows, hidden_states, metrics_of, row_losses
@@ -75,4 +75,4 @@ class DFlash(BlockDrafter):
             logits = torch.stack([laws[i][len(draft.tokens)] for i, draft in zip(active, drafts, strict=True)])
             return logits, top_probability(logits)
 
-        return draft_serially(views, keep_drafting, advance)
+        return self.draft(views, keep_drafting, advance)

@@ -78,10 +78,12 @@ class BlockDrafter(LearnedDrafter):
         return self.context.propose(views, lambda ready: self._drafts(ready, keep_drafting))
 
     def commit(self, accepted: Sequence[Accepted]) -> None:
+        super().commit(accepted)
         with torch.inference_mode():
             self.context.commit(accepted)
 
     def release(self, request_id: int) -> None:
+        super().release(request_id)
         self.context.release(request_id)
 
     def keep(self, request_id: int, tokens: Sequence[int], keys: Sequence[BlockKey]) -> None:  # noqa: ARG002

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from forerun.drafters.base import Draft, DraftView, KeepDrafting, draft_serially, top_probability
+from forerun.drafters.base import Draft, DraftView, KeepDrafting, top_probability
 from forerun.drafters.dflash.blocks import Blocks
 from forerun.drafters.dflash.drafter import BlockDrafter, block_fields
 from forerun.drafters.dflash.loss import Rows, hidden_states, metrics_of, row_losses
@@ -108,7 +108,7 @@ class DSpark(BlockDrafter):
             logits = logits + self._bias(active, previous, seen, states)
             return self.vocabulary.to_target(logits), self._confidence(seen, previous, logits)
 
-        return draft_serially(views, keep_drafting, advance)
+        return self.draft(views, keep_drafting, advance)
 
     def _bias(
         self, active: Sequence[int], previous: Tensor, hidden: Tensor, states: dict[int, Tensor]

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from forerun.drafters.base import Drafter, LoadContext
+from forerun.drafters.base import LoadContext
+from forerun.drafters.copying import SerialDrafter
 from forerun.drafters.learned.config import DraftConfig, DraftSettings
 from forerun.drafters.learned.learner import Learner
 from forerun.drafters.learned.memory import fit_of_states
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from forerun.target.base import Target
 
 
-class LearnedDrafter(Learner, Drafter):
+class LearnedDrafter(Learner, SerialDrafter):
     """A drafter with a network of its own that reads the target's features.
 
     Args:
@@ -35,7 +36,7 @@ class LearnedDrafter(Learner, Drafter):
 
     settings_class: ClassVar[type[DraftSettings]]
     config_class: ClassVar[type[DraftConfig]]
-    config_keys = frozenset({"model", "revision", "allow_target_mismatch", "max_model_len"})
+    config_keys = SerialDrafter.config_keys | {"model", "revision", "allow_target_mismatch", "max_model_len"}
     renamed: ClassVar[Mapping[str, str]] = {}
     """Prefixes of the network's parameter names -> what stands for them in the checkpoint."""
     folder: Path | None = None
@@ -71,7 +72,9 @@ class LearnedDrafter(Learner, Drafter):
         """
         from forerun.drafters.checkpoint import load_drafter
 
-        return load_drafter(cls, options, context)
+        drafter = load_drafter(cls, options, context)
+        drafter.copy_from_text(options)
+        return drafter
 
     @property
     def known_size(self) -> int:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 from forerun.drafters.base import (
     Accepted,
     Draft,
-    Drafter,
     DraftView,
     KeepDrafting,
     LoadContext,
     Proposal,
-    draft_serially,
     top_probability,
 )
+from forerun.drafters.copying import SerialDrafter
 from forerun.drafters.tables import Tables
 from forerun.errors import ModelError, OptionError
 from forerun.target.base import Batch, Segment, Target
@@ -32,7 +31,7 @@ INGEST_ROWS = 512
 """Rows per pass while catching up with a prompt, which bounds the memory of one pass."""
 
 
-class Small(Drafter):
+class Small(SerialDrafter):
     """Drafts with a model of its own, one pass per token over its own paged KV.
 
     The model is fed lazily: rows the target has committed since the last draft (one after a full acceptance, many after
@@ -45,7 +44,7 @@ class Small(Drafter):
     """
 
     name = "small"
-    config_keys = frozenset({"model", "revision", "max_model_len"})
+    config_keys = SerialDrafter.config_keys | {"model", "revision", "max_model_len"}
     default_draft = 4
 
     def __init__(self, model: Target, vocab_size: int, shared_ids: int | None = None, window: int | None = None):
@@ -85,7 +84,9 @@ class Small(Drafter):
         folder = model.model.config.name_or_path  # also of a model that came from the hub
         if folder:
             warn_of_another_target(Path(folder), context.target)
-        return cls(model, context.target.vocab_size, shared, options.get("max_model_len"))
+        drafter = cls(model, context.target.vocab_size, shared, options.get("max_model_len"))
+        drafter.copy_from_text(options)
+        return drafter
 
     @property
     def block_bytes(self) -> int:
@@ -109,7 +110,7 @@ class Small(Drafter):
             return logits, top_probability(logits)
 
         proposal = [Draft() for _ in views]
-        for i, draft in zip(ready, draft_serially(mine, keep_drafting, advance), strict=True):
+        for i, draft in zip(ready, self.draft(mine, keep_drafting, advance), strict=True):
             proposal[i] = draft
         return proposal
 
@@ -148,10 +149,12 @@ class Small(Drafter):
         return out
 
     def commit(self, accepted: Sequence[Accepted]) -> None:
+        super().commit(accepted)
         for rows in accepted:
             self._tables.cut(rows.request_id, rows.end)
 
     def release(self, request_id: int) -> None:
+        super().release(request_id)
         self._tables.release(request_id)
 
     def keep(self, request_id: int, tokens: Sequence[int], keys: Sequence[BlockKey]) -> None:  # noqa: ARG002
