@@ -25,8 +25,8 @@ class Config:
 
     engine: Literal["forerun", "transformers"]
     method: str
-    """`plain` or a kind of drafter. In transformers' words: small is `assistant_model`, ngram is
-    `prompt_lookup_num_tokens`."""
+    """`plain` or a kind of drafter; `+lookup` behind it: prompt lookup is mixed into its laws. In transformers' words:
+    small is `assistant_model`, ngram is `prompt_lookup_num_tokens`."""
     k: int | None
     """Draft tokens per round; None: what transformers does when only `assistant_model` is given."""
     temperature: float
@@ -121,20 +121,22 @@ class Alone:
 
     Args:
         target: folder of the target, or an embedded name.
-        drafters: what `--speculative-config` takes, one per kind.
+        drafters: name in a row -> what `--speculative-config` takes.
         longest: the largest K that will be asked for; K is what a row says, the scheduler has no part in it.
         dtype: of target and drafters.
         threads: of torch.
     """
 
-    def __init__(self, target: str, drafters: Sequence[Mapping[str, Any]], longest: int, dtype: str, threads: int):
+    def __init__(self, target: str, drafters: Mapping[str, Mapping[str, Any]], longest: int, dtype: str, threads: int):
         from forerun.engine import EngineOptions
         from forerun.engine.load import drafting_up_to, load_drafters
         from forerun.target.load import load_target
 
         self.target = load_target(target, dtype=dtype, threads=threads)  # type: ignore[arg-type]
-        loaded = load_drafters([{"policy": "fixed", **one} for one in drafters], self.target, EngineOptions())
-        self._loaded = {entry.name: entry for entry in drafting_up_to(loaded, longest)}
+        self._loaded = {}
+        for name, one in drafters.items():
+            loaded = load_drafters({"policy": "fixed", **one}, self.target, EngineOptions())
+            [self._loaded[name]] = drafting_up_to(loaded, longest)
 
     def run(self, config: Config, job: Job) -> Run:
         from forerun import Engine
@@ -167,7 +169,8 @@ def decoded(engine: forerun.Engine, config: Config, job: Job) -> Run:
         seed=job.seed,
         logprobs=2 if job.margins else None,
     )
-    speculative = False if config.method == "plain" else {"method": config.method, "max_draft": config.k}
+    kind = config.method.partition("+")[0]
+    speculative = False if config.method == "plain" else {"method": kind, "max_draft": config.k}
     clock = _Clock()
     completions: dict[int, Any] = {}
     for chunk in engine.stream(job.prompts, sampling, speculative=speculative):

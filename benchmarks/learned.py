@@ -26,6 +26,8 @@ from measuring import Measurement, add_measuring_flags, rendered, run, sum_of
 from forerun.errors import ForerunError
 
 LENGTHS = [1, 2, 3, 4, 5, 7]
+LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 6}
+"""Of `METHOD+lookup`."""
 SET_SIZE = 1000
 """Prompt i of set s is number SET_SIZE * s + i: a set can be measured further without moving another one's numbers."""
 
@@ -60,21 +62,32 @@ class Contestant:
     method: str
     folder: str | None
     """What `model` of `--speculative-config` takes; None: the drafter needs nothing, or comes with the package."""
+    lookup: bool = False
+    """Prompt lookup is mixed into its laws."""
 
     @classmethod
     def of(cls, text: str) -> Contestant:
-        """`METHOD` or `METHOD=FOLDER`. ValueError: no drafter is called so."""
-        from forerun.drafters import DRAFTERS
+        """`METHOD`, `METHOD=FOLDER` or either with `METHOD+lookup`. ValueError: no drafter is called so."""
+        from forerun.drafters import DRAFTERS, drafter_class
 
-        method, _, folder = text.partition("=")
+        name, _, folder = text.partition("=")
+        method, plus, mixed = name.partition("+")
         if method not in DRAFTERS:
             raise ValueError(f"--drafter: no drafter is called {method!r}; there are {', '.join(DRAFTERS)}")
-        return cls(method, folder or None)
+        if plus and (mixed != "lookup" or method == "ngram" or not drafter_class(method).config_keys >= set(LOOKUP)):
+            raise ValueError(f"--drafter: {name}: only '+lookup' can be added, to a drafter with a law of its own")
+        return cls(method, folder or None, bool(plus))
+
+    @property
+    def name(self) -> str:
+        """In rows and tables."""
+        return f"{self.method}+lookup" if self.lookup else self.method
 
     @property
     def options(self) -> dict[str, Any]:
         """What `--speculative-config` takes."""
-        return {"method": self.method} | ({} if self.folder is None else {"model": self.folder})
+        own = {"method": self.method} | ({} if self.folder is None else {"model": self.folder})
+        return own | (LOOKUP if self.lookup else {})
 
     def place(self, target: str) -> Path | None:
         """The folder of its files; None if it has none."""
@@ -103,7 +116,7 @@ def configurations(
     """Every way to decode a prompt.
 
     Args:
-        contestants: method -> the largest K it can make; None: any.
+        contestants: name -> the largest K it can make; None: any.
         lengths: K.
         temperatures: of the target.
         transformers: with its plain decoding and its prompt lookup.
@@ -137,8 +150,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="{run,report}")
     measure = commands.add_parser("run", help="measure; a second call continues")
     measure.add_argument("--target", required=True, help="folder of safetensors, GGUF file or 'embedded'")
-    again = {"action": "append", "default": [], "metavar": "METHOD[=FOLDER]"}
-    measure.add_argument("--drafter", **again, help="a drafter of ours, once for each: ngram, dspark=runs/dspark/best")
+    again = {"action": "append", "default": [], "metavar": "METHOD[+lookup][=FOLDER]"}
+    measure.add_argument(
+        "--drafter",
+        **again,
+        help="a drafter of ours, once for each: ngram, dspark=runs/dspark/best; +lookup: prompt lookup mixed in",
+    )
     text = 'NAME=FILE[:COUNT], once for each: JSONL of {"turns": ["..."]} (the first turn) or {"prompt": "..."}'
     measure.add_argument("--set", action="append", default=[], required=True, dest="sets", help=text)
     measure.add_argument("--transformers", action="store_true", help="its plain decoding and its prompt lookup as well")
@@ -167,7 +184,7 @@ def run_rows(args: argparse.Namespace) -> int:
     """`learned.py run`. 0 when everything asked for is measured, 3 when the time was up first."""
     sets = [PromptSet.of(text) for text in args.sets]
     contestants = [Contestant.of(text) for text in args.drafter]
-    for name, kinds in (("--set", [one.name for one in sets]), ("--drafter", [one.method for one in contestants])):
+    for name, kinds in (("--set", [one.name for one in sets]), ("--drafter", [one.name for one in contestants])):
         if len(set(kinds)) < len(kinds):
             raise ValueError(f"{name}: every name once, got {', '.join(kinds)}")
     source, folder = _target(args.target, args.dtype)
@@ -176,9 +193,9 @@ def run_rows(args: argparse.Namespace) -> int:
         for number, one in enumerate(sets)
         for i, ids in enumerate(rendered(one.path, folder, one.count))
     }
-    most = {one.method: one.longest(source) for one in contestants}
+    most = {one.name: one.longest(source) for one in contestants}
     configs = configurations(most, args.lengths, args.temperatures, args.transformers)
-    drafters = [one.options for one in contestants]
+    drafters = {one.name: one.options for one in contestants}
     contenders = Contenders(
         {
             "forerun": lambda: Alone(source, drafters, max(args.lengths), args.dtype, args.threads),
@@ -212,7 +229,7 @@ def _setup(
     return describe_machine() | {
         "target": Path(args.target).name,
         "target_config": sum_of(folder / "config.json"),
-        "drafters": {one.method: _files(one, args.target) for one in contestants},
+        "drafters": {one.name: _files(one, args.target) for one in contestants},
         "sets": [{"name": one.name, "file": one.path.name, "sha256": sum_of(one.path)} for one in sets],
         "dtype": args.dtype,
         "threads": args.threads,

@@ -217,15 +217,16 @@ def _place(config: Config) -> tuple[bool, int]:
 
 
 def _leads(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """Every trained drafter beside `ngram` and `small`, and `dspark` beside the other trained ones, at the longest K
-    that both were measured with."""
+    """Every trained drafter beside `ngram` and `small`, `dspark` beside the other trained ones, and one with prompt
+    lookup beside itself without, at the longest K that both were measured with."""
     groups = by_config(rows)
     ours = [config_of(name) for name in groups]
     ours = [config for config in ours if config.engine == "forerun" and config.method != "plain"]
     methods = list(dict.fromkeys(config.method for config in ours))
     trained = [method for method in methods if method not in UNTRAINED]
     pairs = [(first, second) for first in trained for second in methods if second in UNTRAINED]
-    pairs += [("dspark", second) for second in trained if second != "dspark" and "dspark" in trained]
+    pairs += [("dspark", second) for second in trained if second.partition("+")[0] != "dspark" and "dspark" in trained]
+    pairs += [(mixed, own) for mixed in trained for own in trained if mixed.startswith(f"{own}+")]
     for temperature in sorted({config.temperature for config in ours}):
         for first, second in pairs:
             lengths = [

@@ -70,11 +70,18 @@ def draw_speed(sets: Sets, path: Path, caption: str) -> None:
 
 def _line(axis: Any, engine: str, method: str, entries: list[dict[str, Any]]) -> None:
     line, marker = STYLES[engine]
+    colour, line = _look(method, line)
     middle = [e["speedup"]["median"] for e in entries]
     below = [m - e["speedup"]["low"] for m, e in zip(middle, entries, strict=True)]
     above = [e["speedup"]["high"] - m for m, e in zip(middle, entries, strict=True)]
-    options = {"color": COLOURS.get(method, OTHER), "linestyle": line, "marker": marker, "capsize": 2}
+    options = {"color": colour, "linestyle": line, "marker": marker, "capsize": 2}
     axis.errorbar([e["k"] for e in entries], middle, yerr=[below, above], label=f"{engine}, {method}", **options)
+
+
+def _look(method: str, line: str) -> tuple[str, str]:
+    """Colour and line: those of its kind, dotted where prompt lookup is mixed in."""
+    kind, mixed, _ = method.partition("+")
+    return COLOURS.get(kind, OTHER), ":" if mixed else line
 
 
 def draw_acceptance(sets: Sets, path: Path, caption: str) -> None:
@@ -87,8 +94,9 @@ def draw_acceptance(sets: Sets, path: Path, caption: str) -> None:
                 longest = max((e for e in entries if e["engine"] == "forerun" and e["method"] == method), key=_length)
                 rates = longest["acceptance"].get("acceptance_by_position", ())
                 known = [(k, rate) for k, rate in enumerate(rates, 1) if rate is not None]
-                colour = COLOURS.get(method, OTHER)
-                axis.plot([k for k, _ in known], [rate for _, rate in known], marker="o", color=colour, label=method)
+                colour, line = _look(method, "-")
+                rates = [rate for _, rate in known]
+                axis.plot([k for k, _ in known], rates, line, marker="o", color=colour, label=method)
             axis.set_ylim(0, 1.02)
             axis.set_xlabel("draft position")
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -84,16 +84,28 @@ def test_leads_are_taken_prompt_by_prompt() -> None:
 
 
 def test_pairs_meet_at_the_longest_k_both_have() -> None:
-    """dspark beside ngram at K = 3, beside dflash at K = 2; an untrained drafter is nobody's question."""
+    """dspark beside ngram at K = 3, beside dflash at K = 2, with lookup beside itself without; an untrained drafter is
+    nobody's question."""
     from learned_page import _leads
 
     rows = [
         _row(prompt, f"forerun-{method}-k{k}-t0-b1", 1, accepted=2, rounds=4, k=k)
         for prompt in (0, 1)
-        for method, k in (("dspark", 2), ("dspark", 3), ("dflash", 2), ("ngram", 2), ("ngram", 3), ("ngram", 5))
+        for method, k in (
+            ("dspark", 2),
+            ("dspark", 3),
+            ("dflash", 2),
+            ("dspark+lookup", 2),
+            ("ngram", 2),
+            ("ngram", 3),
+            ("ngram", 5),
+        )
     ]
     found = {(one["first"], one["second"]): one["k"] for one in _leads([*rows, _row(0, PLAIN, 1)])}
-    assert found == {("dspark", "ngram"): 3, ("dflash", "ngram"): 2, ("dspark", "dflash"): 2}
+    assert found == {
+        ("dspark", "ngram"): 3, ("dflash", "ngram"): 2, ("dspark+lookup", "ngram"): 2, ("dspark", "dflash"): 2,
+        ("dspark+lookup", "dspark"): 2,
+    }  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------ the whole
@@ -144,13 +156,13 @@ def test_a_run_goes_on_and_ends_in_a_page(
     from learned import SET_SIZE, main
     from rows import Rows
 
-    out = tmp_path / "results"
+    out, drafters = tmp_path / "results", drafters | {"dspark+lookup": drafters["dspark"]}
     assert _run(tiny_qwen3_dir, drafters, sets, out, "--configs", "*-plain-*", "--minutes", "0") == 3
     assert _run(tiny_qwen3_dir, drafters, sets, out, "--configs", "*-plain-*", "*-eagle3-*") == 0
     assert _run(tiny_qwen3_dir, drafters, sets, out, "--transformers") == 0
     rows = list(Rows(out))
     assert {row["prompts"][0] for row in rows} == {0, 1, SET_SIZE}
-    assert len(rows) == 3 * 2 * (1 + 3 + 3 + 2 + 1 + 3)
+    assert len(rows) == 3 * 2 * (1 + 3 + 3 + 2 + 2 + 1 + 3)
     plain = {row["prompts"][0]: row["ids"] for row in rows if row["config"] == PLAIN}
     for row in rows:
         if "-t0-" in row["config"] and row["config"].startswith("forerun"):
@@ -177,6 +189,7 @@ def _check_page(page: Path, place: Path) -> None:
     for part in ("# Tiny", "Which drafts longer", "Untrained, hence", "Speed on text at temperature 1", "Conditions"):
         assert part in text
     assert "| `dspark` | `ngram` |" in text
+    assert "| `dspark+lookup` | `dspark` |" in text
     assert "What training took" not in text
     assert "prompt_lookup_num_tokens" in text
     for name in ("speed", "acceptance"):
