@@ -23,11 +23,10 @@ from contenders import Alone, Config, Contenders, Transformers, model_folder
 from machine import cores, describe_machine
 from measuring import Measurement, add_measuring_flags, rendered, run, sum_of
 
+from forerun.drafters.lookup import USUAL
 from forerun.errors import ForerunError
 
 LENGTHS = [1, 2, 3, 4, 5, 7]
-LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 6}
-"""Of `METHOD+lookup`."""
 SET_SIZE = 1000
 """Prompt i of set s is number SET_SIZE * s + i: a set can be measured further without moving another one's numbers."""
 
@@ -74,7 +73,7 @@ class Contestant:
         method, plus, mixed = name.partition("+")
         if method not in DRAFTERS:
             raise ValueError(f"--drafter: no drafter is called {method!r}; there are {', '.join(DRAFTERS)}")
-        if plus and (mixed != "lookup" or method == "ngram" or not drafter_class(method).config_keys >= set(LOOKUP)):
+        if plus and (mixed != "lookup" or method == "ngram" or not drafter_class(method).config_keys >= set(USUAL)):
             raise ValueError(f"--drafter: {name}: only '+lookup' can be added, to a drafter with a law of its own")
         return cls(method, folder or None, bool(plus))
 
@@ -87,7 +86,7 @@ class Contestant:
     def options(self) -> dict[str, Any]:
         """What `--speculative-config` takes."""
         own = {"method": self.method} | ({} if self.folder is None else {"model": self.folder})
-        return own | (LOOKUP if self.lookup else {})
+        return own | (USUAL if self.lookup else {})
 
     def place(self, target: str) -> Path | None:
         """The folder of its files; None if it has none."""

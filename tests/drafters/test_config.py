@@ -165,6 +165,19 @@ def test_what_cannot_be_honoured_is_refused(key, value):
         parse_config({"method": "ngram", key: value})
 
 
+def test_lookup_behind_a_name_or_model_lets_it_copy(tmp_path):
+    """Alone and in lists; what has no law of its own is refused; a folder that is really called so is that folder."""
+    copying = {"prompt_lookup_min": 2, "prompt_lookup_max": 6}
+    given = [config.model_dump(exclude_unset=True) for config in parse_configs("dspark+lookup,./draft+lookup,eagle3")]
+    assert given == [{"method": "dspark"} | copying, {"model": "./draft"} | copying, {"method": "eagle3"}]
+    assert parse_configs("eagle3+lookup,small+lookup")[1].prompt_lookup_max == 6
+    for name in ("ngram", "vanilla"):
+        with pytest.raises(OptionError, match=name):
+            parse_config(f"{name}+lookup")
+    (tmp_path / "my+lookup").mkdir()
+    assert parse_config(str(tmp_path / "my+lookup")).prompt_lookup_max is None
+
+
 @pytest.mark.parametrize(
     ("config", "unused"),
     [

@@ -14,12 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from forerun.budget.policy import Policy
 from forerun.drafters import DRAFTERS, canonical, drafter_class
 from forerun.drafters.base import Drafter, LoadContext
+from forerun.drafters.lookup import USUAL
 from forerun.errors import ModelError, OptionError, nearest
 from forerun.parsing import json_of, yaml_of
 from forerun.sampling import VerifyMode
 
 CLASS = re.compile(r"\w+(\.\w+)*:\w+")
 """`module:Class`, a drafter of one's own."""
+WITH_LOOKUP = "+lookup"
+"""Behind a method or model on the command line: prompt lookup is mixed into its laws."""
 LARGEST_CONFIG = 16 << 20
 """Bytes of a model's `config.json`: what is larger is none, and is not read."""
 
@@ -245,7 +248,8 @@ ENGINE_WIDE = ("policy", "min_predicted_gain", "confidence_threshold", "confiden
 
 
 def parse_config(value: str | Mapping[str, Any] | SpeculativeConfig) -> SpeculativeConfig:
-    """A config from a mapping, a JSON or YAML text, a path to such a file, a bare method name or `module:Class`."""
+    """A config from a mapping, a JSON or YAML text, a path to such a file, a bare method name or `module:Class`;
+    `+lookup` behind a name or model mixes prompt lookup in."""
     if isinstance(value, SpeculativeConfig):
         return value
     if not isinstance(value, (str, Mapping)):
@@ -258,6 +262,8 @@ def parse_config(value: str | Mapping[str, Any] | SpeculativeConfig) -> Speculat
 
 
 def _read(text: str) -> Mapping[str, Any]:
+    if text.endswith(WITH_LOOKUP) and not Path(text).exists():
+        return _copying(text.removesuffix(WITH_LOOKUP))
     if canonical(text) in {*DRAFTERS, *NOT_BUILT}:
         return {"method": text}
     if CLASS.fullmatch(text):  # module:Class; in YAML a blank follows the colon
@@ -279,6 +285,13 @@ def _read(text: str) -> Mapping[str, Any]:
     if not isinstance(parsed, Mapping):
         raise OptionError("--speculative-config", f"expected keys and values, got {parsed!r}")
     return parsed
+
+
+def _copying(text: str) -> Mapping[str, Any]:
+    keys = _read(text)
+    if (name := canonical(str(keys.get("method", "")))) in ("ngram", "vanilla"):
+        raise OptionError("--drafter", f"{WITH_LOOKUP!r} needs a drafter with laws of its own, which {name!r} has not")
+    return {**keys, **USUAL}
 
 
 def _refuse_misspelt(text: str) -> None:
@@ -318,7 +331,8 @@ def parse_configs(
 
 def _is_list(text: str) -> bool:
     """Whether commas part drafters: one of them is a method's name. A path may have commas of its own, JSON has."""
-    return any(canonical(part) in {*DRAFTERS, *NOT_BUILT} for part in text.split(",")) and not Path(text).exists()
+    parts = (part.removesuffix(WITH_LOOKUP) for part in text.split(","))
+    return any(canonical(part) in {*DRAFTERS, *NOT_BUILT} for part in parts) and not Path(text).exists()
 
 
 def agreed(key: str, configs: Sequence[SpeculativeConfig], own: Any = None) -> Any:

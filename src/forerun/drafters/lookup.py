@@ -15,6 +15,8 @@ PRIOR = 4.0
 """Weight, in look-ups, of what is assumed of a match before the request has shown anything of its kind."""
 KEYS = frozenset({"prompt_lookup_max", "prompt_lookup_min"})
 """Of `--speculative-config`, vLLM's names."""
+USUAL = {"prompt_lookup_min": 2, "prompt_lookup_max": 6}
+"""For a drafter that copies: longer matches are surer, and the share of each length is judged by itself."""
 
 
 def sizes_of(longest: int | None, shortest: int | None, *, default: tuple[int, int] | None = None) -> range | None:
