@@ -111,6 +111,34 @@ def test_drafters_draft_for_real(monkeypatch):
         entry.drafter.audit()
 
 
+@pytest.mark.parametrize("name", ["small", "eagle3"])
+def test_following_is_what_it_costs_to_draft_again(monkeypatch, name):
+    """A model of its own takes committed tokens in when it is asked again, one that reads features as they come: a
+    clock that counts the rows either computes says one a token, that of the draft itself left out. Nothing is kept."""
+    engine = engine_with(name)
+    [entry] = engine.core.loaded
+    rows = [0]
+    if name == "small":
+        model, real = entry.drafter.model, entry.drafter.model.forward
+        monkeypatch.setattr(model, "forward", lambda batch: rows.append(len(batch.token_ids)) or real(batch))
+    else:
+        chain, fuse = entry.drafter._rows, entry.drafter._rows._fuse
+        monkeypatch.setattr(chain, "_fuse", lambda features: rows.append(len(features)) or fuse(features))
+    calls = DraftCalls(engine, entry, TEXT * 30, Sampling(temperature=0), lambda: float(sum(rows)))
+    calls.prepare(200)
+    assert calls.follow(40) == pytest.approx(1.0, abs=0.02)
+    calls.close()
+    entry.drafter.audit()
+    assert all(not held for held in _held(entry.drafter))
+
+
+def _held(drafter):
+    """What a drafter keeps by request."""
+    if drafter.name == "small":
+        return [drafter._tables._tables]
+    return [drafter._rows._paired, drafter._rows._cache.lengths]
+
+
 def test_known_costs_of_the_target_are_kept(monkeypatch):
     """Only drafters are measured then: no pass of the target but for features."""
     engine = engine_with("ngram")

@@ -240,8 +240,11 @@ def test_the_export_has_sglangs_shape():
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", '{"version": 7}', '{"version": 1}', '{"version": 1, "tables": [{}]}', '{"version": 1, "tables": 3}'],
-)
+    [
+        "{", "[]", '{"version": 7}', '{"version": 1}', '{"version": 1, "tables": [{}]}', '{"version": 1, "tables": 3}',
+        tables().dumps().replace('"num_samples": 10000', '"num_samples": Infinity'), "[" * 100_000,
+    ],
+)  # fmt: skip
 def test_a_file_that_is_none_is_refused(text):
     with pytest.raises(OptionError, match="calibration"):
         Calibration.loads(text)

@@ -106,7 +106,8 @@ def test_a_profile_of_something_else_is_refused_by_name(field):
 
 
 def test_another_version_and_damage_are_refused():
-    data = json.loads(measured_profile().dumps())
+    known = measured_profile()
+    data = json.loads(known.dumps())
     for text, message in [
         (json.dumps(data | {"version": 99}), "version 99"),
         ("{", "not JSON"),
@@ -114,6 +115,11 @@ def test_another_version_and_damage_are_refused():
         (json.dumps({k: v for k, v in data.items() if k != "verify"}), "damaged"),
         (json.dumps(data | {"key": {"model": "m"}}), "damaged"),
         (json.dumps(data | {"verify": {"tokens": {"counts": [2, 1], "seconds": [1, 1]}, "context": {}}}), "ascend"),
+        (known.dumps().replace('"follow": 0.03', '"follow": NaN'), "nan seconds"),
+        (known.dumps().replace("0.4\n", "Infinity\n"), "context must ascend"),
+        (known.dumps().replace("512\n", "Infinity\n"), "damaged"),
+        (known.dumps().replace("512\n", "5" * 5000 + "\n"), "not JSON"),
+        ("[" * 100_000, "not JSON"),
     ]:
         with pytest.raises(OptionError, match=message):
             Profile.loads(text)
@@ -181,3 +187,29 @@ def test_live_costs_follow_the_machine_and_stay_in_order():
     assert after.drafts["small"](1, 8) == pytest.approx(3 * before.drafts["small"](1, 8), rel=0.05)
     assert after.drafts["ngram"] == before.drafts["ngram"]
     assert live.measured == before
+
+
+def test_live_costs_settle_where_the_machine_is():
+    """Plain steps of a machine that is 5 % slower: known within 1 % at every step behind the first 200, however seldom
+    the result is looked at. A correction made again until it is seen would swing to both sides."""
+    live = LiveCosts(measured_profile())
+    truth = 1.05 * live.measured.verify.tokens(1)
+    errors = []
+    for _ in range(REFRESH * 20):
+        predicted = live.now.verify.tokens(1)
+        live.observe_target(1, predicted, truth)
+        errors.append(abs(predicted / truth - 1))
+    assert max(errors[200:]) < 0.01
+
+
+def test_a_pass_cheaper_than_a_smaller_one_makes_no_others_cheap():
+    """8 rows take 4/5 of what 1 row takes, which no curve can say. Passes of 1 row are known, and those of 64, which
+    nobody makes, stay near what was measured."""
+    live = LiveCosts(measured_profile())
+    before = live.now.verify.tokens
+    for _ in range(REFRESH * 20):
+        live.observe_target(8, live.now.verify.tokens(8), 0.8 * before(1))
+        live.observe_target(1, live.now.verify.tokens(1), before(1))
+    after = live.now.verify.tokens
+    assert after(1) == pytest.approx(before(1), rel=0.05)
+    assert after(64) > 0.7 * before(64)

@@ -27,6 +27,7 @@ from budget.world import (
 )
 from forerun.budget.bypass import Reason
 from forerun.budget.costs import ContextCost, DraftCost
+from forerun.budget.lag import Expected
 from forerun.budget.planner import SchedulerOptions
 from forerun.budget.planning import Ask, Choice, Option
 from forerun.budget.policy import POLICIES, Exposure
@@ -579,7 +580,8 @@ def test_a_forgotten_request_leaves_only_what_is_shared():
         scheduler.forget(request)
     assert scheduler.history.acceptance("small", 1)[0][0] > 0.8
     assert scheduler.history.own_rounds("small", [39]) == 0
-    left = [vars(part) for part in (scheduler._past, scheduler._planner, scheduler._planner._keeper)]
+    planner = scheduler._planner
+    left = [vars(part) for part in (scheduler._past, planner, planner._keeper, planner._backlog)]
     per_request = [
         store for part in left for store in part.values() if isinstance(store, dict) and any(k == 39 for k in store)
     ]
@@ -591,3 +593,16 @@ def test_confidences_that_are_no_numbers_end_the_draft():
     scheduler.plan([ask()])
     assert not scheduler.keep_drafting(0, "small", 1, math.nan)
     assert scheduler.choose([Drafted(0, "small", 2, [0.9, math.nan])])[0] <= 1
+
+
+def test_a_confidence_that_is_no_number_says_nothing_of_later_rounds():
+    """NaN behind the first token, which ends what is verified: neither acceptance nor past survivals know of it."""
+    scheduler = Scheduler(one_drafter(), priors={"small": [0.9]})
+    for confidence in ([0.9, math.nan, 0.9], [math.nan] * 3):
+        scheduler.plan([ask()])
+        draft = Drafted(0, "small", 3, confidence)
+        [verified] = scheduler.choose([draft])
+        scheduler.record([Judged(draft, verified, verified)])
+    assert np.isfinite(scheduler.history.survival("small", [0, 1], 4)).all()
+    assert np.isfinite(scheduler._past.of([Expected(0, "small", [0.9, 0.8, 0.7])])).all()
+    assert scheduler.plan([ask()])[0].k > 0

@@ -183,7 +183,7 @@ def test_a_load_study_lies_beside_its_profile(tmp_path):
     assert read_profile(KEY) == NGRAM
     assert read_load_study(replace(KEY, threads=3)) is None
     assert read_load_study(KEY, tmp_path) is None
-    for damaged in ("[]", "{", '{"version": 2, "points": []}', '{"version": 1, "points": 3}'):
+    for damaged in ("[]", "{", '{"version": 2, "points": []}', '{"version": 1, "points": 3}', "[" * 100_000):
         path.write_text(damaged)
         with pytest.raises(OptionError, match="forerun bench load"):
             read_load_study(KEY)

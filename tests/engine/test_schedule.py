@@ -46,6 +46,7 @@ def test_every_decoding_request_is_asked_about_once_and_before_any_drafts():
     assert [ask.request_id for ask in spy.asks[0]] == [r.id for r in requests]
     assert [[(o.drafter, o.most) for o in ask.options] for ask in spy.asks[0]] == [[("ngram", 3), ("other", 3)]] * 2
     assert [ask.context for ask in spy.asks[0]] == [4, 2]
+    assert [ask.left for ask in spy.asks[0]] == [20, 20]
     assert spy.others[0] == 38  # the prompt that came in between, as far as the step has room for it
     assert spy.others[-1] == 0
     drive(engine, late)

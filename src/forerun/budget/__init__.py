@@ -10,6 +10,7 @@ lag.py          PastRounds: survivals of earlier rounds
 calibration.py  sequential temperature scaling; online.py corrects while decoding
 reliability.py  calibration error and its floor, Brier, AUROC, bins, bootstrap
 bypass.py       when not to draft, and why; probing.py tries again
+backlog.py      what drafters have yet to take in, and how long requests go on
 planning.py     what drafters promise, how rows are shared; selection.py orders drafters
 prefix.py       Algorithm 1 and the search over counts
 policy.py       choose and keep_drafting

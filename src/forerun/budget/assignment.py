@@ -87,7 +87,8 @@ def _bids(promised: Promises, contexts: Sequence[int], chosen: Chains, load: Loa
     # Alone in a step its rows are there or it does not matter; among many they are there in a share of the steps.
     alone = chosen.asked.sum(axis=0) == 1
     weight = np.where(alone, (1 + (requests - 1) * promised.match[first, places]) / requests, 1.0)
-    return Bids(promised.requests, contexts, promised.drafters, np.where(drafts, first, -1), survival, weight)
+    late = np.where(drafts, promised.catch_up[first, places], 0.0)
+    return Bids(promised.requests, contexts, promised.drafters, np.where(drafts, first, -1), survival, weight, late)
 
 
 __all__ = ["Assignment", "assign"]

@@ -19,6 +19,7 @@ import numpy as np
 from forerun.budget.curve import FloatArray
 from forerun.budget.reliability import BINS, Bin, expected_calibration_error, negative_log_likelihood
 from forerun.errors import OptionError
+from forerun.parsing import json_of
 from forerun.sampling.options import GREEDY_BELOW, Sampling, VerifyMode
 
 VERSION = 1
@@ -207,7 +208,7 @@ class Calibration:
     def loads(cls, text: str) -> Calibration:
         """From JSON text. OptionError if it is not what `dumps` wrote."""
         try:
-            data = json.loads(text)
+            data = json_of(text)
             version = data.get("version")
             if version != VERSION:
                 found = f"has version {version!r}, this program reads {VERSION}"
@@ -215,7 +216,7 @@ class Calibration:
             return cls([_table(entry) for entry in data["tables"]])
         except OptionError:
             raise
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise OptionError("calibration", f"is damaged ({error!r}); run `forerun calibrate` again") from None
 
 

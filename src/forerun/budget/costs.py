@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +47,8 @@ class ContextCost:
         same = len(self.contexts) == len(self.per_request) == len(self.per_row) > 0
         rising = all(a < b for a, b in pairwise(self.contexts))
         growing = all(a <= b for values in (self.per_request, self.per_row) for a, b in pairwise(values))
-        if not (same and rising and growing and self.per_request[0] == self.per_row[0] == 0):
+        finite = all(map(math.isfinite, (*self.per_request, *self.per_row)))
+        if not (same and rising and growing and finite and self.per_request[0] == self.per_row[0] == 0):
             raise OptionError("profile", f"the cost of a context must ascend from 0: {self}")
 
     @classmethod
@@ -131,8 +133,10 @@ class DraftCost:
 
     def __post_init__(self) -> None:
         same = len(self.lengths) == len(self.curves) > 0 and self.lengths[0] >= 1
-        if not same or any(a >= b for a, b in pairwise(self.lengths)) or self.follow < 0:
+        if not same or any(a >= b for a, b in pairwise(self.lengths)):
             raise OptionError("profile", f"a draft cost needs ascending K with a curve each, got K = {self.lengths}")
+        if not 0 <= self.follow < math.inf:
+            raise OptionError("profile", f"following a request cannot take {self.follow} seconds a token")
 
     @classmethod
     def measured(

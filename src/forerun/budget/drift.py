@@ -73,15 +73,19 @@ class LiveCosts:
         return self._now
 
     def observe_target(self, tokens: int, predicted: float, seconds: float) -> None:
-        """A target pass over so many tokens."""
-        self._target.observe(self.measured.verify.tokens.nearest(tokens), predicted, seconds)
+        """A target pass over so many tokens, which `now` predicted."""
+        measured, told = self.measured.verify.tokens, self._now.verify.tokens
+        region = measured.nearest(tokens)
+        learnt = _learnt(self._target.factor(region), measured.seconds[region], told.seconds[region])
+        self._target.observe(region, predicted * learnt, seconds)
         self._observed += 1
 
     def observe_draft(self, drafter: str, k: int, predicted: float, seconds: float) -> None:
-        """A call of a drafter for K tokens."""
-        lengths = self.measured.drafts[drafter].lengths
-        region = min(range(len(lengths)), key=lambda i: abs(lengths[i] - k))
-        self._drafters[drafter].observe(region, predicted, seconds)
+        """A call of a drafter for K tokens, which `now` predicted."""
+        measured, told, drift = self.measured.drafts[drafter], self._now.drafts[drafter], self._drafters[drafter]
+        region = min(range(len(measured.lengths)), key=lambda i: abs(measured.lengths[i] - k))
+        of_all = (cost.curves[region].seconds[-1] for cost in (measured, told))  # one factor for all of the curve
+        drift.observe(region, predicted * _learnt(drift.factor(region), *of_all), seconds)
         self._observed += 1
 
     def _verify(self) -> VerifyCost:
@@ -93,6 +97,16 @@ class LiveCosts:
         drift = self._drafters[name]
         curves = (c.scaled([drift.factor(i)] * len(c.counts)) for i, c in enumerate(cost.curves))
         return replace(cost, curves=tuple(curves))
+
+
+def _learnt(factor: float, measured: float, told: float) -> float:
+    """A region's seconds by its factor as it is now, over those that were told.
+
+    What was told is older, by up to `REFRESH` observations: if each of them corrected the same error again, costs would
+    swing ever further to both sides. And a region that is told to cost what a smaller one does, as curves never fall,
+    may be cheaper in truth: if that were an error to correct, what is shared with others would pay for it, without end.
+    """
+    return factor * measured / told if told > 0 else 1.0
 
 
 __all__ = ["CLIP", "MOST", "RATE", "Drift", "LiveCosts"]

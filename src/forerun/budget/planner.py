@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from forerun.budget.assignment import Assignment, assign
+from forerun.budget.backlog import Backlog
 from forerun.budget.bypass import (
     DROP_AFTER,
     HYSTERESIS,
@@ -91,14 +92,15 @@ class Planner:
         self._in_use: dict[int, str] = {}  # request -> first drafter of its last plan
         self._last_in_use: str | None = None
         self._released: dict[int, set[str]] = {}
-        self._taken_in: defaultdict[int, dict[str, int]] = defaultdict(dict)
-        """By request and drafter: tokens of its context, when the drafter last drafted for it."""
+        self._backlog = Backlog()
         self._answer: _Answer | None = None
 
     def plan(self, asks: Sequence[Ask], load: Load, profile: Profile) -> tuple[list[Plan], Promises | None]:
         """A plan for each request, and what every drafter promised it."""
         if not asks:
             return [], None
+        for ask in asks:
+            self._backlog.saw(ask.request_id, ask.context, ask.left)
         usable, answer = self._usable(asks, profile), self._answer
         question = _Question(load, profile, {ask.request_id: (ask.options, ask.reason) for ask in usable})
         if answer is None or not self._holds(answer, question, asks):
@@ -108,7 +110,7 @@ class Planner:
         for request, release in self._newly_dropped(asks, profile):
             plans[request] = replace(plans[request], release=release)
             for drafter in release:
-                self._taken_in[request].pop(drafter, None)
+                self._backlog.lost(request, drafter)
         self._probe(plans, answer, {ask.request_id: ask.context for ask in asks})
         return list(plans.values()), answer.promised
 
@@ -122,7 +124,7 @@ class Planner:
     def _decide(self, asks: Sequence[Ask], usable: Sequence[Ask], question: _Question) -> _Answer:
         load, profile = question.load, question.profile
         requests, contexts = [ask.request_id for ask in asks], [ask.context for ask in asks]
-        known = evidence(usable, self._history)
+        known = evidence(usable, self._history, partial(self._catch_up, profile=profile))
         promised = promises(requests, known, load, profile)
         gains = promised.gain.max(axis=0, initial=-np.inf)
         # No minimum here: requests share the cost of a step's drafts, and whoever is left out makes it dearer for the
@@ -223,7 +225,7 @@ class Planner:
         wishes = answer.question.wishes
         current = Current(
             load, promised, where, answer.drafting, answer.draft_rows,
-            lambda request, drafter: self._behind(wishes[request][0], request, drafter, contexts[request]),
+            lambda request, drafter: self._behind(wishes[request][0], request, drafter),
         )  # fmt: skip
         probe = self._prober.pick(current, profile, self._history)
         if probe is not None:
@@ -234,18 +236,25 @@ class Planner:
         mean = sum(where) / len(where)
         self._prober.earn(profile.verify(load.requests, load.other_rows + load.requests, mean))
 
-    def _behind(self, options: Sequence[Option], request: int, drafter: str, context: int) -> int:
+    def _behind(self, options: Sequence[Option], request: int, drafter: str) -> int:
         """Tokens that a drafter has to take in before it drafts: one that follows every step has none, whoever can
         rebuild its state does so only when it is asked."""
         lazy = any(option.drafter == drafter and option.rebuilds for option in options)
-        return max(0, context - self._taken_in[request].get(drafter, 0)) if lazy else 0
+        return self._backlog.behind(request, drafter) if lazy else 0
+
+    def _catch_up(self, ask: Ask, option: Option, profile: Profile) -> float:
+        """Seconds for each token that the request is expected to emit yet."""
+        follow = profile.costs(option.drafter).draft.follow
+        behind = self._behind((option,), ask.request_id, option.drafter) if follow > 0 else 0
+        return follow * behind / self._backlog.ahead(ask.request_id)
 
     # ------------------------------------------------------------------------------------------------------------ books
 
-    def record(self, ask: Ask, plan: Plan, drafter: str | None, emitted: int) -> None:
-        """A round of a request emitted so many tokens, with this drafter's part in it or with nobody's."""
-        if drafter is not None:
-            self._taken_in[ask.request_id][drafter] = ask.context + emitted
+    def record(self, ask: Ask, plan: Plan, drafter: str | None, emitted: int, missed: Sequence[str] = ()) -> None:
+        """A round of a request emitted so many tokens, with this drafter's part in it or with nobody's; `missed` were
+        asked and had nothing to propose."""
+        for name in (*missed, *([] if drafter is None else [drafter])):
+            self._backlog.took_in(ask.request_id, name, ask.context + emitted)
         for option in ask.options:
             if option.drafter == drafter and not plan.probe:
                 self._keeper.used(ask.request_id, option.drafter)
@@ -255,13 +264,13 @@ class Planner:
     def restart(self, request_id: int) -> None:
         """The drafters' states of a request are fresh."""
         self._keeper.forget(request_id)
-        self._taken_in.pop(request_id, None)
+        self._backlog.restart(request_id)
 
     def forget(self, request_id: int) -> None:
         self._keeper.forget(request_id)
         self._in_use.pop(request_id, None)
         self._released.pop(request_id, None)
-        self._taken_in.pop(request_id, None)
+        self._backlog.forget(request_id)
 
 
 def _choices(names: Sequence[str], asked: Sequence[int]) -> tuple[Choice, ...]:

@@ -45,6 +45,8 @@ class Ask:
     """Neither draft nor verify from the first c_k below it on; 0 is off."""
     calibration: CalibrationKey | None = None
     """The conditions its confidences are calibrated under."""
+    left: int | None = None
+    """Tokens it may emit yet; None: not known."""
 
 
 class Choice(NamedTuple):
@@ -125,6 +127,7 @@ def outlook(
     contexts: Sequence[int],
     match: FloatArray | None = None,
     reach: float = 1.0,
+    catch_up: FloatArray | None = None,
 ) -> Outlook:
     """The promise of one drafter.
 
@@ -137,6 +140,8 @@ def outlook(
         match: [n] chance that the drafter proposes at all. The promise is for rounds in which it does. Each of them has
             1 / match drafting calls to pay, and only so many of the other requests have rows in the same pass.
         reach: share of the requests that come to this drafter, where another is asked before it.
+        catch_up: [n] what the drafter has to take in before it can draft for a request, in seconds for each token that
+            the request emits from here on. It is paid at once, so it counts for gain and K, and for no round.
     """
     count, k = survival.shape
     chance = np.ones(count) if match is None else match
@@ -154,9 +159,12 @@ def outlook(
     certain = 1 + load.other_tokens / requests
     tokens = np.full((count, k + 1), certain)
     tokens[:, 1:] += np.add.accumulate(survival, axis=1)
-    rate = np.where(rows <= np.asarray(most)[:, None], tokens / (drafts + verifying), -np.inf)
-    length, each = np.argmax(rate, axis=1), np.arange(count)
-    gain = rate[each, length] / rate[:, 0] - 1
+    allowed, seconds = rows <= np.asarray(most)[:, None], drafts + verifying
+    rate = np.where(allowed, tokens / seconds, -np.inf)
+    late = 0.0 if catch_up is None else catch_up[:, None] * tokens * (rows > 0)
+    worth = np.where(allowed, tokens / (seconds + late), -np.inf)
+    length, each = np.argmax(worth, axis=1), np.arange(count)
+    gain = worth[each, length] / rate[:, 0] - 1
     return Outlook(length, gain, drafts, verifying, rate, tokens[each, length] - certain)
 
 
@@ -212,6 +220,8 @@ class Bids(NamedTuple):
     """[R, K] expected; 0 beyond the request's largest K, and where it does not draft."""
     weight: FloatArray
     """[R] share of rounds in which its rows are there: below 1 for a drafter that does not always propose."""
+    catch_up: FloatArray | None = None
+    """[R] see `outlook`; None: there is nothing to take in."""
 
 
 class Shares(NamedTuple):
@@ -265,7 +275,7 @@ class _Candidates(NamedTuple):
     growth: FloatArray
     """[n] by how much it raises the logarithm of its request's tokens."""
     charge: FloatArray
-    """[n] seconds that its context adds."""
+    """[n] seconds that its context adds, and what its drafter has to take in."""
 
 
 def _candidates(
@@ -280,11 +290,14 @@ def _candidates(
     after = 1 + load.other_tokens / load.requests + np.add.accumulate(more, axis=1)
     rows, positions = np.nonzero(bids.survival > 0)
     here = rows, positions
+    late = np.zeros(len(first)) if bids.catch_up is None else bids.catch_up
+    first += late * (1 + load.other_tokens / load.requests)
+    own = further[rows] + late[rows] * bids.survival[here]
     worth, growth = bids.survival[here] / (after - more)[here], np.log(after[here] / (after - more)[here])
     ids = np.array(bids.requests, dtype=np.int64)
-    order = np.lexsort((ids[rows], positions, rate * further[rows] - worth))
+    order = np.lexsort((ids[rows], positions, rate * own - worth))
     rows, positions = rows[order], positions[order]
-    charge = further[rows] + first[rows] * (positions == 0)
+    charge = own[order] + first[rows] * (positions == 0)
     return _Candidates(rows, positions, worth[order], growth[order], charge)
 
 

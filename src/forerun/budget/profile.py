@@ -10,6 +10,7 @@ from typing import Any
 from forerun.budget.costs import ContextCost, Costs, DraftCost, VerifyCost
 from forerun.budget.curve import CostCurve
 from forerun.errors import OptionError, nearest
+from forerun.parsing import json_of
 
 VERSION = 1
 
@@ -70,7 +71,7 @@ class Profile:
             profile = cls(ProfileKey(**data["key"]), _verify(data["verify"]), drafts, models)
         except OptionError:
             raise
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise OptionError("profile", f"is damaged ({error!r}); measure again with `forerun profile`") from None
         if key is not None and key != profile.key:
             raise OptionError("profile", f"{_difference(profile.key, key)}; measure again with `forerun profile`")
@@ -79,8 +80,8 @@ class Profile:
 
 def _parsed(text: str) -> dict[str, Any]:
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
+        data = json_of(text)
+    except ValueError as error:
         raise OptionError("profile", f"is not JSON: {error}") from None
     version = data.get("version") if isinstance(data, dict) else None
     if version != VERSION:

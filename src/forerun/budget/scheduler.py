@@ -11,6 +11,7 @@ It is given numbers only, never a token. An engine has one; the simulator drives
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -214,7 +215,7 @@ class Scheduler:
             if draft.drafter is not None:
                 self._learn(judged, draft.drafter)
             ask, plan = self._step.asks[request], self._step.plans[request]
-            self._planner.record(ask, plan, draft.drafter, judged.accepted + 1)
+            self._planner.record(ask, plan, draft.drafter, judged.accepted + 1, judged.missed)
 
     def _learn_of_nothing(self, request: int, drafter: str) -> None:
         """It proposed nothing: because it had nothing, or because its first slot was not worth drafting."""
@@ -228,6 +229,7 @@ class Scheduler:
         key, given = self._step.asks[request].calibration, self._step.given.get(request)
         if given is None:  # nobody asked how much of it to verify
             given = self._confidences.all_of(drafter, key, draft.confidence)
+        given = [*itertools.takewhile(lambda c: not math.isnan(c), given)]  # nothing is known from a NaN on
         outcome = self._outcome(request, drafter, given, judged.verified, judged.accepted)
         self.history.record(drafter, request, outcome)
         if given:

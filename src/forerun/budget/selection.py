@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from forerun.budget.bypass import Reason
 from forerun.budget.curve import FloatArray
 from forerun.budget.history import AcceptanceHistory
-from forerun.budget.planning import Ask, Load, Outlook, outlook
+from forerun.budget.planning import Ask, Load, Option, Outlook, outlook
 from forerun.budget.profile import Profile
 
 ALWAYS = 0.95
@@ -37,28 +37,35 @@ class Evidence(NamedTuple):
     """[n, K] expected."""
     match: FloatArray
     """[n] chance that it proposes anything."""
+    catch_up: FloatArray | None = None
+    """[n] see `planning.outlook`."""
 
     def outlook(
         self, load: Load, profile: Profile, contexts: Sequence[int] | None = None, reach: float = 1.0
     ) -> Outlook:
         """Its promises at a load, behind other contexts than their own if given, to this share of the requests."""
-        where = self.contexts if contexts is None else contexts
-        return outlook(load, profile.costs(self.drafter), self.survival, self.most, where, self.match, reach)
+        where, costs = self.contexts if contexts is None else contexts, profile.costs(self.drafter)
+        return outlook(load, costs, self.survival, self.most, where, self.match, reach, self.catch_up)
 
 
-def evidence(asks: Sequence[Ask], history: AcceptanceHistory) -> list[Evidence]:
-    """Of every drafter that some request may use, in the order they are first named."""
-    by_drafter: dict[str, tuple[list[int], list[int]]] = {}
+def evidence(
+    asks: Sequence[Ask], history: AcceptanceHistory, catch_up: Callable[[Ask, Option], float] | None = None
+) -> list[Evidence]:
+    """Of every drafter that some request may use, in the order they are first named; `catch_up`: seconds for each token
+    to come, of taking in what the drafter lacks of a request."""
+    by_drafter: dict[str, tuple[list[int], list[int], list[float]]] = {}
     for place, ask in enumerate(asks):
         for option in ask.options:
-            places, most = by_drafter.setdefault(option.drafter, ([], []))
+            places, most, late = by_drafter.setdefault(option.drafter, ([], [], []))
             places.append(place)
             most.append(option.most)
+            late.append(0.0 if catch_up is None else catch_up(ask, option))
     found = []
-    for drafter, (places, most) in by_drafter.items():
+    for drafter, (places, most, late) in by_drafter.items():
         ids, contexts = [asks[i].request_id for i in places], [asks[i].context for i in places]
         survival, match = history.survival(drafter, ids, max(most)), history.match_rates(drafter, ids)
-        found.append(Evidence(drafter, np.array(places), np.array(most), contexts, survival, match))
+        behind = np.array(late) if any(late) else None
+        found.append(Evidence(drafter, np.array(places), np.array(most), contexts, survival, match, behind))
     return found
 
 
@@ -112,6 +119,15 @@ class Promises:
     def offered_any(self) -> BoolArray:
         """[R] whether the request may use any drafter."""
         return np.asarray(self.offered.any(axis=0), dtype=np.bool_)
+
+    @cached_property
+    def catch_up(self) -> FloatArray:
+        """[D, R] see `planning.outlook`."""
+        found = np.zeros(self.gain.shape)
+        for own, one in zip(found, self.known, strict=True):
+            if one.catch_up is not None:
+                own[one.places] = one.catch_up
+        return found
 
     @cached_property
     def drafters(self) -> list[str]:

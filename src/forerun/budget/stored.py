@@ -21,13 +21,16 @@ from forerun.budget.calibration import Calibration, Table
 from forerun.budget.profile import Profile, ProfileKey
 from forerun.errors import OptionError
 from forerun.folders import cache_folder
+from forerun.parsing import json_of
 
 OPTION = "--calibration-cache"
 """The option that says where, or whether at all."""
 OFF = "off"
 """Its value for not at all."""
 CALIBRATION = "calibration.json"
-"""Name of the calibration in a drafter's own folder."""
+"""Name of the calibration in a drafter's own folder,"""
+CALIBRATION_OF_COPIES = "calibration-lookup.json"
+"""and of that of the same drafter with prompt lookup mixed into its laws."""
 LOAD_STUDY_VERSION = 1
 NAME_LENGTH = 40
 """Characters of a model's name that a file's name keeps: enough to know it again, whatever it was."""
@@ -106,7 +109,7 @@ def read_load_study(key: ProfileKey, folder: Path | None = None) -> dict[str, An
     if text is None:
         return None
     try:
-        found = json.loads(text)
+        found = json_of(text)
         if found["version"] == LOAD_STUDY_VERSION and isinstance(found["points"], list):
             return dict(found)
     except (KeyError, TypeError, ValueError):

@@ -120,6 +120,7 @@ class Schedule:
             None if options else self._reason(request, batch_size, room),
             default if own is None else own,
             self._calibration(request),
+            room.tokens_left,
         )
 
     def _calibration(self, request: Request) -> CalibrationKey | None:

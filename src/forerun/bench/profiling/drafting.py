@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 from forerun.bench.machine import wait_for
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 
 WALK = 96
 """Tokens that a request goes on before it is cut back to where it began: its context stays what it is said to be."""
-FOLLOWERS, FOLLOWED = 4, 80
-"""Requests, and tokens of each, over which following is measured: drafters gather up to 64 rows before they work."""
+FOLLOWERS, FOLLOWED, FOLLOWINGS = 4, 80, 3
+"""Requests at most, and tokens of each, over which following is measured, and how often: drafters gather up to 64 rows
+before they work, or all until they are asked."""
 
 
 @dataclass(slots=True)
@@ -78,8 +80,11 @@ class DraftCalls:
 
     def __call__(self, call: Call) -> float:
         """Seconds of one call."""
-        walkers = self._at(call.context, call.requests)
-        views = [self._view(walker, call.k) for walker in walkers]
+        return self._draft(self._at(call.context, call.requests), call.k)
+
+    def _draft(self, walkers: Sequence[_Walker], k: int) -> float:
+        """Seconds in which these requests draft K tokens; they go on by one."""
+        views = [self._view(walker, k) for walker in walkers]
         wait_for(self._engine.target.device)
         start = self._clock()
         self._entry.drafter.propose(views, _always)
@@ -93,8 +98,7 @@ class DraftCalls:
         own = self._walkers.setdefault(context, [])
         new = [self._new(context) for _ in range(requests - len(own))]
         if new:
-            self._entry.drafter.propose([self._view(walker, 1) for walker in new], _always)
-            self._go_on(new)
+            self._draft(new, 1)
         own += new
         return own[:requests]
 
@@ -126,24 +130,38 @@ class DraftCalls:
         drafter.commit([self._final(w.request_id, w.anchor, w.anchor + 1) for w in walkers])
         for walker in walkers:
             walker.anchor += 1
-            if walker.anchor >= walker.start + WALK:
-                drafter.commit([Accepted(walker.request_id, walker.start, walker.start, None)])
-                walker.anchor = walker.start
+        self._begin_again([walker for walker in walkers if walker.anchor >= walker.start + WALK])
+
+    def _begin_again(self, walkers: Sequence[_Walker]) -> None:
+        """Cuts these requests back to where they began."""
+        for walker in walkers:
+            self._entry.drafter.commit([Accepted(walker.request_id, walker.start, walker.start, None)])
+            walker.anchor = walker.start
 
     # ------------------------------------------------------------------------------------------------------- following
 
     def follow(self, context: int) -> float:
-        """Seconds per committed token of keeping up with requests that do not draft, over many tokens."""
-        drafter, walkers = self._entry.drafter, [self._new(context) for _ in range(FOLLOWERS)]
+        """Seconds per committed token of keeping up with requests that do not draft, over many tokens: as they become
+        final, and what is left of it for when the drafter is asked again."""
+        able = [n for n in range(1, FOLLOWERS + 1) if self.fits(Call(n, 1, context))]
+        walkers = [self._new(context) for _ in range(max(able, default=1))]
+        self._draft(walkers, 1)
+        seconds = median(self._following(walkers) for _ in range(FOLLOWINGS))
+        for walker in walkers:
+            self._entry.drafter.release(walker.request_id)
+        return seconds / (FOLLOWED * len(walkers))
+
+    def _following(self, walkers: Sequence[_Walker]) -> float:
+        """Seconds of following these requests for `FOLLOWED` tokens, from where they began."""
+        self._begin_again(walkers)
         wait_for(self._engine.target.device)
         start = self._clock()
-        for row in range(context, context + FOLLOWED):
-            drafter.commit([self._final(walker.request_id, row, row + 1) for walker in walkers])
+        for _ in range(FOLLOWED):
+            self._go_on(walkers)
         wait_for(self._engine.target.device)
         seconds = self._clock() - start
-        for walker in walkers:
-            drafter.release(walker.request_id)
-        return seconds / (FOLLOWED * FOLLOWERS)
+        late, usual = self._draft(walkers, 1), self._draft(walkers, 1)
+        return seconds + max(0.0, late - usual)
 
     def close(self) -> None:
         """The drafter forgets all of it."""
