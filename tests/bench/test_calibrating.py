@@ -17,7 +17,7 @@ from forerun.bench.calibrating.recorder import Recorder, Recording, logit
 from forerun.bench.calibrating.rounds_file import PromptRounds, RoundsFile
 from forerun.bench.provenance import provenance
 from forerun.budget.calibration import CalibrationKey, sigmoid
-from forerun.budget.stored import CALIBRATION, write_calibration
+from forerun.budget.stored import CALIBRATION, CALIBRATION_OF_COPIES, write_calibration
 from forerun.drafters.config import SpeculativeConfig
 from forerun.drafters.fake import Oracle
 from forerun.drafters.small import Small
@@ -262,6 +262,10 @@ def test_a_drafter_of_ours_keeps_its_calibration_with_it(tmp_path):
     assert place(method="ngram") != place(model=str(foreign))
     assert place(None, method="ngram") is None
     assert place(None, model=str(ours)) == ours / CALIBRATION
+    copying = {"prompt_lookup_max": 4}  # other confidences, hence another calibration
+    assert place(model=str(ours), method="small", **copying) == ours / CALIBRATION_OF_COPIES
+    assert place(model=str(foreign), method="small", **copying) != place(model=str(foreign))
+    assert place(method="ngram", **copying) == place(method="ngram")
 
 
 def test_decoding_reads_what_was_written(tmp_path):

@@ -111,14 +111,17 @@ def test_the_constructor_looks_for_nothing_unless_a_policy_asks(caplog):
         assert engine.core.schedule.scheduler.adapts
 
 
-@pytest.mark.parametrize("policy", ["prefix", "delayed"])
-def test_a_policy_without_costs_is_a_warning(policy, caplog):
-    """Asked for and not to be had: said loudly, and everything is drafted as configured."""
-    with caplog.at_level(logging.WARNING, logger="forerun"):
-        scheduling = tuned({"method": "ngram", "policy": policy})
-    assert policy_of(scheduling) == policy
-    assert not scheduling.scheduler.adapts
-    assert "`forerun profile`" in caplog.text
+@pytest.mark.parametrize("asked", [{"policy": "prefix"}, {"policy": "delayed"}, {"min_predicted_gain": 0.1}])
+def test_asking_for_what_needs_costs_without_any_is_a_warning(asked, caplog):
+    """Not to be had: said loudly, with what helps, and everything is drafted as configured."""
+    for cache, help_ in ((None, "`forerun profile`"), ("off", "calibration_cache is 'off'")):
+        with caplog.at_level(logging.WARNING, logger="forerun"):
+            scheduling = tuned({"method": "ngram", **asked}, calibration_cache=cache)
+        assert policy_of(scheduling) == asked.get("policy", "fixed")
+        assert not scheduling.scheduler.adapts
+        assert help_ in caplog.text
+        assert cache is None or "forerun profile" not in caplog.text
+        caplog.clear()
 
 
 def test_a_damaged_profile_stops_only_who_asked_for_it(caplog, tmp_path):
@@ -249,6 +252,9 @@ def test_a_calibration_in_the_drafters_folder_is_loaded(tmp_path, tiny_small_dir
     scheduling = engine.core.schedule.scheduling
     assert scheduling.calibrated_for == "probabilistic"
     assert "small" in scheduling.scheduler._confidences._fitted
+    copying = {"model": str(folder), "confidence_threshold": 0.1, "prompt_lookup_max": 4}
+    engine = Engine.load(str(tiny_qwen3_dir), copying)
+    assert engine.core.schedule.scheduling.calibrated_for is None
 
 
 def test_drafters_that_draw_differently_share_one_key(tmp_path):

@@ -177,10 +177,10 @@ def _kept(engine: Engine, ready: EngineFlags, run: CalibrateFlags, made: Sequenc
 def _file(engine: Engine, entry: LoadedDrafter, ready: EngineFlags, run: CalibrateFlags) -> Path | None:
     """Where decoding looks for it. None: nowhere, with `--calibration-cache off`."""
     from forerun.bench.calibrating.place import calibration_file
-    from forerun.budget.stored import CALIBRATION, profiles_folder
+    from forerun.budget.stored import profiles_folder
 
     if run.out is not None:
-        return Path(run.out) / CALIBRATION
+        return Path(run.out) / entry.config.calibration_name
     return calibration_file(engine.target, entry, profiles_folder(ready.calibration_cache))
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from forerun.budget.policy import Policy
+from forerun.budget.stored import CALIBRATION, CALIBRATION_OF_COPIES
 from forerun.drafters import DRAFTERS, canonical, drafter_class
 from forerun.drafters.base import Drafter, LoadContext
 from forerun.drafters.lookup import USUAL
@@ -145,6 +146,16 @@ class SpeculativeConfig(BaseModel):
         if self.method is not None:
             return self.method
         return "vanilla" if self.model is None else _kind_of(self.model)
+
+    @property
+    def copies(self) -> bool:
+        """Whether prompt lookup is mixed into the drafter's laws."""
+        return (self.prompt_lookup_max or self.prompt_lookup_min) is not None and self.name != "ngram"
+
+    @property
+    def calibration_name(self) -> str:
+        """Of the file in a drafter's own folder: a drafter that copies is sure of other tokens than it is without."""
+        return CALIBRATION_OF_COPIES if self.copies else CALIBRATION
 
     def draft_length(self, default: int, batch_size: int) -> int:
         """K before any limit of request, window or drafter, for a batch of that many requests."""

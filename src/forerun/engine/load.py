@@ -45,7 +45,7 @@ class EngineOptions:
     """How much is drafted and verified: fixed, threshold, prefix, delayed or global. None: `delayed` where the costs of
     target and drafters have been measured on this machine, else `fixed`."""
     min_predicted_gain: float | None = None
-    """Predicted gain below which a request is not drafted for; None: 0.04."""
+    """Predicted gain below which a request is not drafted for; None: 0.005."""
     calibration_cache: str | None = None
     """Folder of measured costs and calibrations, or `off`; None: under FORERUN_CACHE."""
     max_model_len: int | None = None

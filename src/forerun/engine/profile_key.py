@@ -10,7 +10,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from forerun.budget.profile import ProfileKey
-from forerun.drafters.config import SpeculativeConfig
+from forerun.drafters.config import WITH_LOOKUP, SpeculativeConfig
+from forerun.engine.propose import LoadedDrafter
 from forerun.target.base import Target
 from forerun.target.dtypes import dtype_name
 from forerun.target.fingerprint import fingerprint
@@ -33,6 +34,12 @@ def model_of(config: SpeculativeConfig) -> str:
     if config.model is None:
         return ""
     return str(Path(config.model).resolve()) if Path(config.model).exists() else config.model
+
+
+def calibrated_as(entry: LoadedDrafter) -> str:
+    """A drafter as a calibration beside the profiles names it."""
+    name = model_of(entry.config) or entry.name
+    return f"{name}{WITH_LOOKUP}" if entry.config.copies else name
 
 
 def _model(target: Target) -> str:
@@ -67,4 +74,4 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-__all__ = ["cpu_name", "engine_key", "model_of"]
+__all__ = ["calibrated_as", "cpu_name", "engine_key", "model_of"]

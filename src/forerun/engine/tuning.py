@@ -18,11 +18,11 @@ from forerun.budget.planner import SchedulerOptions
 from forerun.budget.policy import Policy
 from forerun.budget.profile import Profile
 from forerun.budget.scheduler import Scheduler
-from forerun.budget.stored import CALIBRATION, calibration_path, profiles_folder, read_calibration, read_profile
+from forerun.budget.stored import OFF, calibration_path, profiles_folder, read_calibration, read_profile
 from forerun.drafters.config import agreed
 from forerun.engine.intake import default_mode
 from forerun.engine.load import EngineOptions
-from forerun.engine.profile_key import engine_key, model_of
+from forerun.engine.profile_key import calibrated_as, engine_key, model_of
 from forerun.engine.propose import LoadedDrafter
 from forerun.engine.schedule import Scheduling
 from forerun.errors import OptionError
@@ -57,7 +57,8 @@ def scheduling_of(
     profile = None
     asked_for = any(value is not None for value in (policy, table, gain))
     if drafting and policy != "fixed" and (look_up or asked_for):
-        profile = _profile(target, drafting, options, table, policy)
+        level = logging.WARNING if asked_for else logging.INFO
+        profile = _profile(target, drafting, options, table, policy, level)
     chosen: Policy = policy or ("delayed" if profile is not None else "fixed")
     exposed = _exposed(chosen, drafting, options)
     minimum = MIN_PREDICTED_GAIN if gain is None else gain
@@ -79,16 +80,23 @@ def _check(policy: Policy | None, threshold: float | None, needs_costs: Mapping[
 
 
 def _profile(
-    target: Target, drafting: Sequence[LoadedDrafter], options: EngineOptions, table: str | None, policy: Policy | None
+    target: Target,
+    drafting: Sequence[LoadedDrafter],
+    options: EngineOptions,
+    table: str | None,
+    policy: Policy | None,
+    level: int,
 ) -> Profile | None:
-    """Costs of the target and all these drafters; None, and a line that says so, where there are none."""
+    """Costs of the target and all these drafters; None, and a line of this level that says so, where there are none."""
     if table is not None:
         profile = _from_file(table, target)
         for entry in drafting:
             if entry.name not in profile.drafts:
                 raise OptionError("confidence_cost_table_path", f"{table} has no costs of the drafter {entry.name!r}")
         return profile
-    level = logging.INFO if policy is None else logging.WARNING
+    if options.calibration_cache == OFF:
+        logger.log(level, "calibration_cache is %r, so no costs are known and drafts are made as configured", OFF)
+        return None
     try:
         found = _from_cache(target, options)
     except OptionError as error:
@@ -163,11 +171,12 @@ def _calibration(target: Target, entry: LoadedDrafter, folder: Path | None) -> C
         if found is None:
             raise OptionError("confidence_calibration_path", f"{named} does not exist")
         return found
-    if entry.config.model is not None and (Path(entry.config.model) / CALIBRATION).is_file():
-        return read_calibration(Path(entry.config.model) / CALIBRATION)
+    own = None if entry.config.model is None else Path(entry.config.model) / entry.config.calibration_name
+    if own is not None and own.is_file():
+        return read_calibration(own)
     if folder is None:
         return None
-    return read_calibration(calibration_path(engine_key(target), model_of(entry.config) or entry.name, folder))
+    return read_calibration(calibration_path(engine_key(target), calibrated_as(entry), folder))
 
 
 # ------------------------------------------------------------------------------------------------------- what is exact
