@@ -11,7 +11,7 @@ import pytest
 from bench.clocks import VOCAB, engine, target
 from budget.world import BFLOAT16, FREE_LOOKUP, INT4, profile, serial
 from forerun.bench.recommending.acceptance import Carded, Shown, shown, shown_in_turn
-from forerun.bench.recommending.mixture import Mixed, Part
+from forerun.bench.recommending.mixture import Mixed, Part, binomial
 from forerun.bench.recommending.recommendation import Candidate, by_batch, gains, judge, last_paying
 from forerun.bench.recommending.report import (
     FORMULA,
@@ -76,6 +76,15 @@ def test_rounds_without_a_match_are_plain_steps():
     tokens = 0.25 * (1 + 0.9 + 0.8) + 0.75
     seconds = 0.25 * LOOKUP.verify.tokens(3) + 0.75 * LOOKUP.verify.tokens(1) + call
     assert found[2] == pytest.approx(tokens / seconds - 1, rel=1e-6)
+
+
+def test_a_thousand_requests_match_or_not():
+    """Chances of so many matches are those of a binomial, also where its coefficients are beyond any float."""
+    assert binomial(4, 0.25).tolist() == pytest.approx([81 / 256, 108 / 256, 54 / 256, 12 / 256, 1 / 256])
+    many = binomial(3000, 0.3)
+    assert many.sum() == pytest.approx(1)
+    assert many @ np.arange(3001) == pytest.approx(900)
+    assert (binomial(3, 0.0).tolist(), binomial(3, 1.0).tolist()) == ([1, 0, 0, 0], [0, 0, 0, 1])
 
 
 def test_a_drafter_that_never_proposes_costs_what_asking_costs():

@@ -84,7 +84,10 @@ class LoadFlags:
         if not 0 < self.bar <= 1:
             raise OptionError("--bar", f"must be in (0, 1], got {self.bar}")
         check_rows(self.rows)
-        _ = self.loads, self.lengths, self.tokens  # each refuses what it cannot read
+        _ = self.lengths, self.tokens  # each refuses what it cannot read
+        most = max((load.concurrency or 0 for load in self.loads), default=0)
+        if self.requests is not None and self.requests < most:
+            raise OptionError("--requests", f"{self.requests} are never {most} at once (--concurrency); give more")
         check_plots(self.plots)
 
     @property
@@ -143,6 +146,7 @@ def load(
     records = None if run.domain else named_prompts(prompts)
     with ExitStack() as stack:
         engines = {way: stack.enter_context(made) for way, made in _engines(ready, run)}
+        _check_lengths(engines["fixed"], run.lengths)
         _check_scheduled(engines["scheduled"])
         traffic = _traffic(run, prompts, engines["plain"].target.tokenizer, records)
         rows = None if run.rows is None else Path(run.rows)
@@ -204,6 +208,16 @@ def _bare(config: SpeculativeConfig) -> SpeculativeConfig:
 
     given: dict[str, Any] = config.model_dump(exclude_unset=True)
     return parse_config({key: value for key, value in given.items() if key not in SCHEDULING})
+
+
+def _check_lengths(engine: Engine, lengths: Sequence[int]) -> None:
+    """OptionError: a fixed K that a drafter cannot make, so that a shorter one would go by its name."""
+    from forerun.bench.profiling.profiler import longest_draft
+
+    for entry in engine.core.loaded:
+        most = longest_draft(entry)
+        if entry.name != "vanilla" and max(lengths) > most:
+            raise OptionError("--fixed", f"{max(lengths)} is more than {entry.name} drafts ({most})")
 
 
 def _check_scheduled(engine: Engine) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,7 +54,10 @@ class SimulateFlags:
     effort: Annotated[float, typer.Option(help="Factor on the tokens that are decoded for each row.")] = 1.0
     predict: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Instead: predict what `bench load --json` (or `bench --json`) measured."),
+        typer.Option(
+            metavar="FILE",
+            help="Instead: predict what `bench load --json` (or `bench --json`) measured, from --profile FILE.",
+        ),
     ] = None
     plots: Annotated[str | None, typer.Option(metavar="DIR", help="Write PNG plots and their data here.")] = None
 
@@ -100,6 +103,10 @@ def _plan(run: SimulateFlags) -> Plan:
     for name in ("between", "within"):
         if not getattr(run, name) > 0:
             raise OptionError(f"--{name}", f"must be positive, or inf; got {getattr(run, name)}")
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        value = getattr(run, name)
+        if value is not None and value < 1:
+            raise OptionError(name, f"must be at least 1, got {value}")
     return Plan(
         system=system(run.profile),
         loaded=parse_drafters(run.drafter or DRAFTERS),
@@ -142,19 +149,21 @@ def _range(option: str, text: str) -> tuple[int, int]:
 
 def _predict(run: SimulateFlags, destination: Output, json_: bool) -> None:
     """What a benchmark measured, from the costs in a profile."""
-    from forerun.bench.simulate.predict import measured_ways, predictions
+    from forerun.bench.simulate.predict import check_costs, measured_ways, predictions
     from forerun.bench.simulate.report import show_predictions
     from forerun.bench.simulate.systems import system
 
     assert run.predict is not None
-    if run.plots is not None:
-        raise OptionError("--plots", "a prediction has none; leave it out")
-    prompt = (
-        None if run.prompt_tokens == SimulateFlags().prompt_tokens else _range("--prompt-tokens", run.prompt_tokens)
-    )
-    ways = measured_ways(_document(Path(run.predict)), None if prompt is None else round(sum(prompt) / 2))
+    for field in fields(run):
+        if field.name not in ("predict", "profile", "prompt_tokens") and getattr(run, field.name) != field.default:
+            raise OptionError(field.name, "has no effect on a prediction of what was measured; leave it out")
+    costs, document = system(run.profile), _document(Path(run.predict))
+    check_costs(costs, document)
+    given = run.prompt_tokens != SimulateFlags().prompt_tokens
+    prompt = round(sum(_range("--prompt-tokens", run.prompt_tokens)) / 2) if given else None
+    ways = measured_ways(document, prompt)
     with progress("predicting", len(ways)) as advance:
-        rows = predictions(system(run.profile), ways, advance)
+        rows = predictions(costs, ways, advance)
     if json_:
         destination.write(as_json({"profile": run.profile, "predictions": rows}))
     elif destination.path is not None:

@@ -106,6 +106,7 @@ def test_the_benchmark_of_old_is_still_there(capsys):
         (["--fixed", "0"], "--fixed"),
         (["--pairs", "0"], "--pairs"),
         (["--requests", "0"], "--requests"),
+        (["--concurrency", "1,8", "--requests", "4"], "--requests"),
         (["--max-tokens", "1"], "--max-tokens"),
         (["--max-tokens", "9-4"], "--max-tokens"),
         (["--temperature", "-1"], "--temperature"),
@@ -120,6 +121,13 @@ def test_what_cannot_be_measured_is_refused_before_loading(capsys, args, named):
     """Exit code 2 and one line that names the option."""
     assert main(["bench", "load", "--target", "does-not-exist-anywhere", *args]) == 2
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith(f"error: {named}:")
+
+
+def test_a_fixed_length_that_is_not_drafted_is_refused(capsys, tiny_qwen3_dir, config):
+    """K of a config, or of a trained block: a shorter draft must not go by the name of a longer one."""
+    shorter = json.dumps({**json.loads(config), "num_speculative_tokens": 2})
+    assert main(arguments(tiny_qwen3_dir, shorter, "--concurrency", "1")) == 2
+    assert "error: --fixed: 3 is more than ngram drafts (2)" in capsys.readouterr().err
 
 
 def test_without_measured_costs_there_is_nothing_to_compare(capsys, tmp_path, tiny_qwen3_dir, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,12 +14,16 @@ from bench.simulate.worlds import profile
 from forerun.bench.load import study as module
 from forerun.bench.load import trial
 from forerun.bench.load.arrivals import Load
+from forerun.bench.load.drive import LoadRun
 from forerun.bench.load.plots import cells_of, draw
 from forerun.bench.load.report import show
 from forerun.bench.load.study import Study, Subject, verdicts
 from forerun.bench.load.trial import Traffic
 from forerun.bench.screen import text_of
+from forerun.budget.calibration import Calibration, CalibrationKey, Table
 from forerun.budget.costs import DraftCost
+from forerun.errors import OptionError
+from forerun.sampling import Sampling
 
 FREE = DraftCost.measured({1: {1: 0.0}, 8: {1: 0.0}})
 COSTS = profile({n: PASS + ROW * n for n in (1, 2, 64)}, {"small": FREE, "ngram": FREE})
@@ -51,7 +56,7 @@ def test_a_row_has_every_way_with_its_rates():
     assert ways["plain"]["drafted"] == 0
     assert ways["fixed:4"]["verify_budget"] > ways["fixed:1"]["verify_budget"] > 0
     lengths = result.rows[0]["workload"]["lengths"]
-    assert len(lengths) == 4
+    assert len(lengths) == 12
     assert all(prompt == 3 and 6 <= output <= 12 for prompt, output in lengths)
     json.dumps(result.as_dict(), allow_nan=False)
 
@@ -112,6 +117,44 @@ def test_other_costs_are_another_study(tmp_path):
     other = Study(engines.scheduled, subjects, LOADS[:1], TRAFFIC, PassClock(engines.all), path)
     assert "rows.jsonl.old" in other.note
     assert other.total > 0
+
+
+def test_costs_of_other_drafters_are_no_other_study(tmp_path):
+    """Measured in between for another drafter: rows of hours stay. A calibration that is there now makes other rows."""
+    path, alone = tmp_path / "rows.jsonl", profile({n: PASS + ROW * n for n in (1, 2, 64)}, {"small": FREE})
+
+    def again(costs, calibrations=()):
+        engines = three_engines(costs, ["small"])
+        engines.scheduled.core.schedule.scheduler.calibrations.update(calibrations)
+        subjects = [Subject("small", engines.ways(["small"], (1, 4)))]
+        return Study(engines.scheduled, subjects, LOADS[:1], TRAFFIC, PassClock(engines.all), path)
+
+    again(alone).run()
+    assert "1 finished rows" in again(COSTS).note
+    key = CalibrationKey.of(Sampling(temperature=0), "rejection", "probabilistic")
+    assert "rows.jsonl.old" in again(COSTS, {"small": Calibration([Table(key, (2.0,), "some", 1)])}).note
+
+
+def test_drafters_in_turn_are_told_apart():
+    """Of a mixture each drafter has its own rounds: an n-gram first, and a perfect one where that has nothing."""
+    engines = three_engines(COSTS, ["ngram", "small"])
+    subject = Subject("ngram+small", engines.ways(["ngram", "small"]))
+    result = Study(engines.scheduled, [subject], LOADS[:1], TRAFFIC, PassClock(engines.all)).run()
+    way = result.rows[0]["ways"]["fixed:4"]
+    first, other = (way["by_drafter"][name] for name in ("ngram", "small"))
+    assert first["drafting_rounds"] + other["drafting_rounds"] == way["drafting_rounds"]
+    assert first["target_steps"] == first["drafting_rounds"] + other["target_steps"]
+    assert first["accepted"] + other["accepted"] == way["accepted"]
+    assert set(other["acceptance_by_position"]) == {1.0} != set(first["acceptance_by_position"])
+    assert result.rows[0]["ways"]["plain"]["by_drafter"] == {}
+
+
+def test_users_who_wait_for_nothing_are_no_measure():
+    """An open loop whose outputs end with their first token: refused by name, not a logarithm of 0."""
+    one = LoadRun(1.0, [SimpleNamespace(token_ids=[5])], [SimpleNamespace(emissions=[(0.5, 1)])])
+    with pytest.raises(OptionError, match="--ignore-eos"):
+        trial._cost(one, Load(rate=1.0))
+    assert trial._cost(one, Load(concurrency=1)) == 1.0
 
 
 def test_verdicts_are_over_plain_and_over_the_best_fixed_length():

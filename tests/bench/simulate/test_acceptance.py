@@ -85,6 +85,7 @@ def test_always_and_never_matching():
     rng = np.random.default_rng(0)
     assert stretches(rng, 1.0, 16, 5).all()
     assert not stretches(rng, 0.0, 16, 5).any()
+    assert stretches(rng, 0.944, 16, 2000).any()  # gaps of one token, or a rounding less
 
 
 def test_what_a_drafting_call_is_paid_for():

@@ -50,6 +50,49 @@ def test_a_load_study_is_predicted_within_ten_percent(load):
         assert abs(row["error"]) < 0.1, rows
 
 
+def load_document(row, lengths, most_rows=64):
+    """What `bench load` leaves of a single request at a time."""
+    rest = {"draft_tokens": 1, **Load(concurrency=1).as_dict(), "requests": 1, "workload": {"lengths": lengths}}
+    return {"rows": [row | rest], "options": {"max_num_seqs": 4, "max_num_batched_tokens": most_rows}}
+
+
+def test_drafters_that_take_turns_are_predicted_with_what_each_got_right():
+    """An n-gram that matches now and then before a drafter that is never wrong: neither has the other's acceptance, and
+    a call of the second, which costs more than a step, is paid only where the first has nothing."""
+    dear = DraftCost.measured({1: {1: 40.0}, 8: {1: 40.0}})
+    costs = profile({n: PASS + ROW * n for n in (1, 2, 64)}, {"ngram": FREE, "small": dear})
+    first = {"target_steps": 100, "drafting_rounds": 30, "acceptance_by_position": [0.5]}
+    other = {"target_steps": 70, "drafting_rounds": 70, "acceptance_by_position": [1.0]}
+    both = {"target_steps": 100, "drafting_rounds": 100, "acceptance_by_position": [0.85]}
+    way = {"draft_tokens": 1, "tokens_per_second": 1.0, **both, "by_drafter": {"ngram": first, "small": other}}
+    document = load_document({"drafter": "ngram+small", "ways": {"fixed:1": way}}, [[4, 400]])
+    [found] = predictions(System("scripted", costs, modelled=False), measured_ways(document))
+    seconds = 0.3 * 12 + 0.7 * (12 + 40)
+    assert found["predicted_tokens_per_second"] == pytest.approx((1 + 0.3 * 0.5 + 0.7) / seconds, rel=0.05)
+
+
+def test_a_look_up_matches_in_as_many_rounds_as_it_did():
+    """Half of the rounds have a draft, nearly all of it right: 1 + .5 * 3.5 tokens a round. Were half of the *tokens*
+    behind a match, it would be a third less."""
+    shown = {"target_steps": 100, "drafting_rounds": 50, "acceptance_by_position": [0.95] * 4}
+    way = {"draft_tokens": 4, "tokens_per_second": 1.0, **shown}
+    document = load_document({"drafter": "ngram", "ways": {"fixed:4": way}}, [[4, 400]])
+    document["rows"][0]["draft_tokens"] = 4
+    flat = System("flat", profile({1: 1.0, 64: 1.0}, {"ngram": FREE}), modelled=False)
+    [found] = predictions(flat, measured_ways(document))
+    tokens = 1 + 0.5 * sum(0.95**k for k in range(1, 5))
+    assert found["predicted_tokens_per_second"] == pytest.approx(tokens, rel=0.05)
+
+
+def test_every_run_is_predicted_with_its_own_lengths():
+    """A short output and a long one behind prefills that dwarf both: not the first one over and over."""
+    way = {"draft_tokens": 0, "tokens_per_second": 1.0, "acceptance_by_position": []}
+    document = load_document({"drafter": "ngram", "ways": {"plain": way}}, [[200, 3], [200, 30]], most_rows=256)
+    [found] = predictions(SYSTEM, measured_ways(document))
+    seconds = 2 * (PASS + ROW * 200) + 31 * (PASS + ROW)
+    assert found["predicted_tokens_per_second"] == pytest.approx(33 / seconds, rel=0.02)
+
+
 def test_what_is_no_benchmark_is_refused():
     with pytest.raises(OptionError, match="--predict"):
         measured_ways({"answers": 3})

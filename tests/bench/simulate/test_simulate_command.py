@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from bench.simulate.worlds import BFLOAT16, profile, serial
+from forerun.bench.simulate.systems import system
 from forerun.cli.main import main
 
 QUICK = ["--prompt-tokens", "16-32", "--output-tokens", "20-40", "--effort", "0.1"]
@@ -80,6 +82,52 @@ def test_a_benchmark_is_predicted_from_the_command_line(capsys, costs, tmp_path)
     assert "fixed:2" in capsys.readouterr().out
 
 
+@pytest.fixture
+def measured(tmp_path) -> dict:
+    """What `bench load` leaves, with next to nothing in it."""
+    rates = {"draft_tokens": 0, "tokens_per_second": 1.0, "acceptance_by_position": []}
+    load = {"load": "closed", "concurrency": 1, "rate": None}
+    row = {"drafter": "small", "draft_tokens": 2, **load, "requests": 1, "ways": {"plain": rates}}
+    row["workload"] = {"lengths": [[4, 3]]}
+    return {"rows": [row], "options": {"max_num_seqs": 4, "max_num_batched_tokens": 64}}
+
+
+@pytest.mark.parametrize(
+    ("more", "named", "words"),
+    [
+        (["--drafter", "small:0.5"], "--drafter", "no effect"),
+        (["--concurrency", "4"], "--concurrency", "no effect"),
+        (["--prompt-tokens", "9"], "--prompt-tokens", "has the lengths"),
+        (["--profile", "h200-8b"], "--profile", "modelled"),
+    ],
+)
+def test_what_a_prediction_would_ignore_is_refused(capsys, tmp_path, measured, costs, more, named, words):
+    path = tmp_path / "load.json"
+    path.write_text(json.dumps(measured))
+    assert main(["simulate", "--predict", str(path), "--profile", costs, *more]) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"error: {named}:")
+    assert words in line
+
+
+@pytest.mark.parametrize(("part", "name", "other"), [("target", "dtype", "int4"), ("hardware", "threads", 77)])
+def test_costs_of_other_conditions_predict_nothing(capsys, tmp_path, measured, costs, part, name, other):
+    """Costs and benchmark must have been measured alike, as far as both say how."""
+    path, key = tmp_path / "load.json", json.loads(Path(costs).read_text())["key"]
+    args = ["simulate", "--predict", str(path), "--profile", costs, "--json"]
+    for value, code in ((key[name], 0), (other, 2)):
+        path.write_text(json.dumps(measured | {part: {name: value}}))
+        assert main(args) == code
+    assert f"{name} {key[name]}, the benchmark with {other}" in capsys.readouterr().err
+
+
+def test_the_report_of_a_profile_is_read_like_the_profile(costs, tmp_path):
+    """`forerun profile --json --output FILE` has the costs inside."""
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"profile": json.loads(Path(costs).read_text()), "path": None}))
+    assert system(str(report)).profile == system(costs).profile
+
+
 @pytest.mark.parametrize(
     ("args", "named"),
     [
@@ -96,6 +144,9 @@ def test_a_benchmark_is_predicted_from_the_command_line(capsys, costs, tmp_path)
         (["--between", "0"], "--between"),
         (["--seeds", "a"], "--seeds"),
         (["--effort", "0"], "--effort"),
+        (["--effort", "inf"], "--effort"),
+        (["--max-num-seqs", "0"], "--max-num-seqs"),
+        (["--max-num-batched-tokens", "0"], "--max-num-batched-tokens"),
         (["--predict", "/no/such/file"], "--predict"),
     ],
 )

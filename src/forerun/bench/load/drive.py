@@ -13,6 +13,7 @@ from forerun.bench.load.arrivals import Load, arrival_times
 from forerun.bench.timeline import Timeline
 from forerun.engine import Completion, DecodingStats, Engine
 from forerun.engine.request import Chunk, Request
+from forerun.engine.schedule import RoundReport
 from forerun.engine.stats import total
 from forerun.sampling import Sampling
 
@@ -58,6 +59,8 @@ class LoadRun:
     timelines: list[Timeline]
     grid: list[Round] = field(default_factory=list)
     """Of the step nearest to the middle of the run, of those with the most requests."""
+    by_drafter: dict[str, DecodingStats] = field(default_factory=dict)
+    """Of each drafter, the rounds it was asked in; one without a draft if it had nothing to propose."""
 
     @property
     def tokens(self) -> int:
@@ -103,12 +106,16 @@ def drive(
         seed: of the times of arrival.
     """
     run = _Run(engine, tasks, load, speculative, clock, seed)
-    while not run.done:
-        run.submit_due()
-        if run.active:
-            run.step()
-        else:
-            clock.wait(max(0.0, run.until_next()))
+    before, engine.core.on_round = engine.core.on_round, run.note
+    try:
+        while not run.done:
+            run.submit_due()
+            if run.active:
+                run.step()
+            else:
+                clock.wait(max(0.0, run.until_next()))
+    finally:
+        engine.core.on_round = before
     return run.result()
 
 
@@ -130,6 +137,7 @@ class _Run:
         self._requests: list[Request] = []
         self._timelines: list[Timeline] = []
         self._steps: list[list[Round]] = []
+        self._by_drafter: dict[str, DecodingStats] = {}
         self.active: list[Request] = []
 
     @property
@@ -175,10 +183,19 @@ class _Run:
         self._steps.append(rounds)
         self.active = [request for request in self.active if request.finish_reason is None]
 
+    def note(self, report: RoundReport) -> None:
+        for name in report.missed:
+            self._of(name).record(0, 0, 0)
+        if report.drafter is not None:
+            self._of(report.drafter).record(len(report.draft.tokens), report.verified, report.accepted)
+
+    def _of(self, drafter: str) -> DecodingStats:
+        return self._by_drafter.setdefault(drafter, DecodingStats())
+
     def result(self) -> LoadRun:
         seconds = self._clock() - self._start
         completions = [self._engine.result(request) for request in self._requests]
-        return LoadRun(seconds, completions, self._timelines, _middle(self._steps))
+        return LoadRun(seconds, completions, self._timelines, _middle(self._steps), self._by_drafter)
 
 
 def _middle(steps: Sequence[list[Round]]) -> list[Round]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from forerun.bench.load.trial import PLAIN, Cell, Traffic, Way, measure, runs_of
 from forerun.bench.measurement import Row
 from forerun.bench.provenance import provenance
 from forerun.bench.rows import RowFile, key_of
+from forerun.budget.profile import Profile
 from forerun.engine import Engine
 
 BAR = 0.97
@@ -106,17 +107,28 @@ def cell_of(row: Row) -> Cell:
 
 def _options(engine: Engine, subjects: Sequence[Subject], traffic: Traffic) -> dict[str, Any]:
     given = {name: value for name, value in asdict(traffic).items() if name not in ("prompts", "domains")}
-    profile = engine.core.schedule.scheduler.profile
-    measured = None if profile is None else hashlib.sha256(profile.dumps().encode()).hexdigest()[:16]
+    scheduler = engine.core.schedule.scheduler
+    fitted = {name: _digest(one.dumps()) for name, one in sorted(scheduler.calibrations.items())}
     return {
         **given,
         "max_tokens": list(traffic.max_tokens),
         "prompts": len(traffic.prompts),
         "ways": {subject.drafter: [way.label for way in subject.ways] for subject in subjects},
         "verify_mode": engine.options.verify_mode,
-        "profile": measured,
+        "profile": None if scheduler.profile is None else _digest(_own(scheduler.profile, engine).dumps()),
+        "calibrations": fitted,
         **asdict(engine.options.limits),
     }
+
+
+def _own(profile: Profile, engine: Engine) -> Profile:
+    """Without drafters that are not loaded: measuring another one must not set rows aside."""
+    names = {entry.name for entry in engine.core.loaded}
+    return replace(profile, drafts={name: cost for name, cost in profile.drafts.items() if name in names}, models={})
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 # ------------------------------------------------------------------------------------------------------------- verdicts
@@ -134,6 +146,12 @@ class Claim(NamedTuple):
 def verdicts(rows: Sequence[Row], bar: float = BAR) -> list[Verdict[Claim]]:
     """Every scheduled way of every cell: over plain decoding, and over the best fixed K. Two families of claims, each
     corrected over all of its cells."""
+    return [verdict for family in families(rows) for verdict in judge(family, bar)]
+
+
+def families(rows: Sequence[Row]) -> tuple[dict[Claim, list[float]], dict[Claim, list[float]]]:
+    """Speed of every scheduled way, pair by pair: over plain decoding, and over the best fixed K in those pairs that it
+    was not chosen on."""
     plain: dict[Claim, list[float]] = {}
     fixed: dict[Claim, list[float]] = {}
     for row in rows:
@@ -147,11 +165,11 @@ def verdicts(rows: Sequence[Row], bar: float = BAR) -> list[Verdict[Claim]]:
             if lengths and len(own) > 1:
                 best, compared = best_of_half({label: costs[label] for label in (*lengths, way)}, way)
                 fixed[_claim(row, way, best)] = compared
-    return [*judge(plain, bar), *judge(fixed, bar)]
+    return plain, fixed
 
 
 def _claim(row: Row, way: str, rival: str) -> Claim:
     return Claim(row["drafter"], str(Load.of(row)), way, rival)
 
 
-__all__ = ["BAR", "Claim", "Result", "Study", "Subject", "cell_of", "verdicts"]
+__all__ = ["BAR", "Claim", "Result", "Study", "Subject", "cell_of", "families", "verdicts"]

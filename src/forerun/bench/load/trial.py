@@ -19,6 +19,7 @@ from forerun.bench.measurement import Row
 from forerun.bench.timeline import latencies
 from forerun.engine import Engine
 from forerun.engine.stats import total
+from forerun.errors import OptionError
 from forerun.sampling import Sampling
 
 PLAIN = "plain"
@@ -123,7 +124,6 @@ def row_of(
 ) -> Row:
     """Rates of every way, and the seconds per token of each pair, which verdicts are made of."""
     plain = runs[PLAIN]
-    first = plain[0].completions
     return {
         "drafter": drafter,
         "draft_tokens": max(way.draft_tokens for way in ways),
@@ -134,15 +134,23 @@ def row_of(
         "ways": {way.label: _way(way, runs[way.label], plain) for way in ways},
         "seconds_per_token": {label: [_cost(run, load) for run in each] for label, each in runs.items()},
         "workload": {
-            "lengths": [[len(c.prompt_token_ids), len(c.token_ids)] for c in first],
+            "lengths": [[len(c.prompt_token_ids), len(c.token_ids)] for run in plain for c in run.completions],
             "domains": dict(Counter(task.domain for task in traffic.tasks(0) if task.domain)),
         },
     }
 
 
 def _cost(run: LoadRun, load: Load) -> float:
-    """Seconds per token, of all requests together; under an open loop, where arrivals set that, of a user."""
-    return run.seconds_per_token_per_user if load.is_open else run.seconds_per_token
+    """Seconds per token, of all requests together; under an open loop, where arrivals set that, of a user.
+
+    Raises:
+        OptionError: under an open loop, where every output is a single token: no user waited for a further one.
+    """
+    if not load.is_open:
+        return run.seconds_per_token
+    if not run.seconds_per_token_per_user:
+        raise OptionError("--rate", "every output of a run ended with its first token; see --ignore-eos, --prompts")
+    return run.seconds_per_token_per_user
 
 
 def _way(way: Way, runs: Sequence[LoadRun], plain: Sequence[LoadRun]) -> dict[str, Any]:
@@ -167,7 +175,15 @@ def _way(way: Way, runs: Sequence[LoadRun], plain: Sequence[LoadRun]) -> dict[st
         "outputs": len(pairs),
         "outputs_identical": sum(one.token_ids == other.token_ids for one, other in pairs),
         "grid": runs[0].grid,
+        "by_drafter": {name: _rounds(name, runs) for name in sorted({name for run in runs for name in run.by_drafter})},
     }
+
+
+def _rounds(drafter: str, runs: Sequence[LoadRun]) -> dict[str, Any]:
+    """What one drafter did in the rounds it was asked in."""
+    stats = total(run.by_drafter[drafter] for run in runs if drafter in run.by_drafter)
+    names = ("target_steps", "drafting_rounds", "verified", "accepted")
+    return {name: getattr(stats, name) for name in names} | {"acceptance_by_position": stats.acceptance_by_position}
 
 
 __all__ = ["PLAIN", "Cell", "Traffic", "Way", "measure", "row_of", "runs_of"]

@@ -16,7 +16,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import comb
+from math import lgamma, log, log1p
 from typing import Any
 
 import numpy as np
@@ -118,9 +118,7 @@ class Mixed:
 
     def _weights(self, requests: int, rows: Sequence[int] | slice) -> FloatArray:
         """[R + 1] chance that the first one proposes for so many requests."""
-        match = self.first.shown.match(rows)
-        chances = [comb(requests, j) * match**j * (1 - match) ** (requests - j) for j in range(requests + 1)]
-        return np.array(chances)
+        return binomial(requests, self.first.shown.match(rows))
 
     def _first_call(self, k: int, requests: int, context: int) -> float:
         return self.first.costs.draft(requests, k, context)
@@ -143,4 +141,15 @@ class Mixed:
         return passes
 
 
-__all__ = ["Mixed", "Part"]
+def binomial(count: int, chance: float) -> FloatArray:
+    """[count + 1] chance of 0 .. count successes. By logarithms: with a thousand the coefficients are no floats."""
+    if chance in (0.0, 1.0):
+        certain: FloatArray = np.eye(count + 1)[round(count * chance)]
+        return certain
+    factorials = np.array([lgamma(n + 1) for n in range(count + 1)])
+    hits = np.arange(count + 1)
+    logs = factorials[-1] - factorials - factorials[::-1] + hits * log(chance) + (count - hits) * log1p(-chance)
+    return np.asarray(np.exp(logs), dtype=np.float64)
+
+
+__all__ = ["Mixed", "Part", "binomial"]

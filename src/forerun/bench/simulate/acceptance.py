@@ -150,7 +150,7 @@ def stretches(rng: np.random.Generator, match: float, run: float, length: int) -
     if match <= 0:
         return np.zeros(length, dtype=np.bool_)
     run = max(run, 1.0, match / (1 - match))  # stretches without a match last at least one token
-    gap = run * (1 - match) / match
+    gap = max(1.0, run * (1 - match) / match)  # rounding may leave it just below
     found, finds = np.zeros(length, dtype=np.bool_), bool(rng.random() < match)
     at = 0
     while at < length:

@@ -2,7 +2,8 @@
 
 Reads the JSON of `forerun bench load`, which has the lengths of all its requests, or of `forerun bench`, which has not:
 there every prompt has a given length, and every output the mean one. Acceptance is that of the rounds that were
-measured, by position; how it varies between texts is in it already.
+measured, by position; how it varies between texts is in it already. Of drafters that take turns each has that of the
+rounds it was asked in.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Measured:
     """One way of decoding one load, as a benchmark had it."""
 
     load: Load
-    lengths: Sequence[tuple[int, int]]
-    """(prompt, output) of each request, in the order they came."""
+    runs: Sequence[Sequence[tuple[int, int]]]
+    """(prompt, output) of each request of each run, in the order they came."""
     skills: tuple[Skill, ...]
     """The drafters with the acceptance they showed; empty: plain decoding."""
     way: Way
@@ -60,6 +61,18 @@ def measured_ways(document: Mapping[str, Any], prompt_tokens: int | None = None)
         raise OptionError("--predict", f"is no JSON of `forerun bench` or `forerun bench load` ({error!r})") from None
 
 
+def check_costs(system: System, document: Mapping[str, Any]) -> None:
+    """OptionError: costs that are not those of what was measured, as far as both say what they were made with."""
+    if system.modelled:
+        raise OptionError("--profile", f"{system.name} is modelled; name the file of `forerun profile` on that machine")
+    key = system.profile.key
+    for name, mine, part in (("dtype", key.dtype, "target"), ("threads", key.threads, "hardware")):
+        made = document.get(part) if isinstance(document, Mapping) else None
+        theirs = made.get(name, mine) if isinstance(made, Mapping) else mine
+        if mine not in (theirs, 0):
+            raise OptionError("--profile", f"was measured with {name} {mine}, the benchmark with {theirs}")
+
+
 def _limits(options: Mapping[str, Any]) -> Limits:
     return Limits(options["max_num_seqs"], options["max_num_batched_tokens"])
 
@@ -67,19 +80,22 @@ def _limits(options: Mapping[str, Any]) -> Limits:
 def _of_bench(row: Row, limits: Limits, prompt_tokens: int | None) -> Iterator[Measured]:
     if prompt_tokens is None:
         raise OptionError("--prompt-tokens", "the JSON of `forerun bench` has no lengths; give that of its prompts")
-    lengths = [(prompt_tokens, max(2, round(row["tokens"] / row["outputs"])))] * row["batch"]
+    runs = [[(prompt_tokens, max(2, round(row["tokens"] / row["outputs"])))] * row["batch"]]
     load = Load(row["batch"])
     skill = _skill(row["drafter"], row["k"], row)
-    yield Measured(load, lengths, (), Way(None), row["plain_tokens_per_second"], limits)
-    yield Measured(load, lengths, (skill,), Way("fixed", row["k"]), row["tokens_per_second"], limits)
+    yield Measured(load, runs, (), Way(None), row["plain_tokens_per_second"], limits)
+    yield Measured(load, runs, (skill,), Way("fixed", row["k"]), row["tokens_per_second"], limits)
 
 
-def _of_load(row: Row, limits: Limits, prompt_tokens: int | None) -> Iterator[Measured]:  # noqa: ARG001 - has its own
-    lengths = [(prompt, output) for prompt, output in row["workload"]["lengths"]]
+def _of_load(row: Row, limits: Limits, prompt_tokens: int | None) -> Iterator[Measured]:
+    if prompt_tokens is not None:
+        raise OptionError("--prompt-tokens", "the JSON of `forerun bench load` has the lengths; leave it out")
+    lengths, each = [(prompt, output) for prompt, output in row["workload"]["lengths"]], row["requests"]
+    runs = [lengths[start : start + each] for start in range(0, len(lengths), each)]
     for label, found in row["ways"].items():
         way = parse_way(label)
         skills = () if way.policy is None else tuple(_shown(row, name) for name in row["drafter"].split("+"))
-        yield Measured(Load.of(row), lengths, skills, way, found["tokens_per_second"], limits)
+        yield Measured(Load.of(row), runs, skills, way, found["tokens_per_second"], limits)
 
 
 def _shown(row: Row, name: str) -> Skill:
@@ -88,7 +104,7 @@ def _shown(row: Row, name: str) -> Skill:
     if not ways:
         return _skill(name, 1, {"acceptance_by_position": []})
     longest = max(ways, key=lambda found: (found["draft_tokens"] or 0, len(found["acceptance_by_position"])))
-    return _skill(name, row["draft_tokens"], longest)
+    return _skill(name, row["draft_tokens"], longest.get("by_drafter", {}).get(name, longest))
 
 
 def _skill(name: str, most: int, found: Mapping[str, Any]) -> Skill:
@@ -100,8 +116,10 @@ def _skill(name: str, most: int, found: Mapping[str, Any]) -> Skill:
         seen.append(rate)
     skill = Skill(name, tuple(seen) or (0.0,), most)
     if skill.kind == "lookup" and found.get("target_steps"):
-        match = found["drafting_rounds"] / found["target_steps"]
-        return Skill(name, skill.acceptance, most, match=min(1.0, match))
+        match = min(1.0, found["drafting_rounds"] / found["target_steps"])
+        # Drawn anew at every place, so that the share of rounds is the share of places: in stretches rounds with a
+        # match would take more places than others, and be fewer than they were.
+        return Skill(name, skill.acceptance, most, match=match, run=1 / (1 - match) if match < 1 else 1.0)
     return skill
 
 
@@ -112,16 +130,17 @@ def predict(system: System, one: Measured, seed: int = 0) -> float:
     if one.way.adapts:  # measured after a warm-up too
         Decoder(_world(system, one, seed + 1), one.way, scheduler).run_all()
     tokens, seconds, turn = 0, 0.0, 2
-    while tokens < TOKENS:
+    while tokens < TOKENS or turn < 2 + len(one.runs):
         books = Decoder(_world(system, one, seed + turn), one.way, scheduler).run_all()
         tokens, seconds, turn = tokens + books.tokens, seconds + books.seconds, turn + 1
     return tokens / seconds
 
 
 def _world(system: System, one: Measured, seed: int) -> World:
-    loaded = Loaded(one.skills or (Skill(PLAIN, (0.0,), 1),))
-    texts = Texts(loaded, Spread(math.inf, WITHIN), Lengths(), seed, one.lengths)
-    return World(system.profile, loaded, texts, one.load, one.limits, system.kv_tokens, requests=len(one.lengths))
+    """One of the runs that were measured, in turn, with texts of its own."""
+    loaded, lengths = Loaded(one.skills or (Skill(PLAIN, (0.0,), 1),)), one.runs[seed % len(one.runs)]
+    texts = Texts(loaded, Spread(math.inf, WITHIN), Lengths(), seed, lengths)
+    return World(system.profile, loaded, texts, one.load, one.limits, system.kv_tokens, requests=len(lengths))
 
 
 def predictions(system: System, ways: Sequence[Measured], advance: Callable[[], object] = lambda: None) -> list[Row]:
@@ -145,4 +164,4 @@ def predictions(system: System, ways: Sequence[Measured], advance: Callable[[], 
     return rows
 
 
-__all__ = ["Measured", "measured_ways", "predict", "predictions"]
+__all__ = ["Measured", "check_costs", "measured_ways", "predict", "predictions"]

@@ -51,7 +51,7 @@ class Plan:
                 self.system.profile.costs(skill.name)  # OptionError if there are none
                 if max((way.k or 0 for way in self.ways), default=0) > skill.most:
                     raise OptionError("--policy", f"a fixed K is more than {skill} may draft (k={skill.most})")
-        if not self.effort > 0:
+        if not 0 < self.effort < math.inf:
             raise OptionError("--effort", f"must be positive, got {self.effort}")
         memory = self.system.kv_tokens
         if memory is not None and memory < 2 * self.lengths.longest:
