@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
 
 from forerun.cli.main import main
+from forerun.cli.serve import ServeFlags
+from forerun.errors import OptionError
 
 
 @pytest.mark.parametrize(
@@ -73,11 +76,46 @@ def test_an_address_that_cannot_be_used_is_named_by_its_part(refused, flags, lin
     assert refused("serve", "--port", "0", *flags).startswith(line)
 
 
+@pytest.mark.parametrize("held", ["secret\n", " secret", "secret"])
+def test_a_key_read_from_a_file_is_the_key(held, monkeypatch):
+    """Mounted secrets end in a newline, which no client sends: with it the server would be closed to everybody."""
+    monkeypatch.setenv("FORERUN_API_KEY", held)
+    assert ServeFlags().options().api_key == ("secret",)
+    assert ServeFlags(api_key=["other"]).options().api_key == ("other", "secret")
+
+
+def test_a_key_of_blanks_leaves_no_server_open(monkeypatch):
+    """Refused, and not taken for none."""
+    monkeypatch.setenv("FORERUN_API_KEY", " \n")
+    with pytest.raises(OptionError, match="--api-key"):
+        ServeFlags().options()
+    monkeypatch.setenv("FORERUN_API_KEY", "")
+    assert ServeFlags().options().api_key == ()
+
+
 def test_a_missing_template_file_gets_no_hint_about_prompts(refused):
     """`@@` is a spelling of prompts."""
     assert refused("serve", "--chat-template", "nothing") == (
         "--chat-template: cannot read nothing: No such file or directory"
     )
+
+
+@pytest.mark.parametrize("loading", [False, True])
+def test_a_process_that_was_stopped_while_loading_ends(loading, monkeypatch):
+    """At once, and as a stop that was asked for."""
+    codes: list[int] = []
+    monkeypatch.setattr("forerun.serve.run.serve", lambda *_: loading)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    assert main(["serve", "embedded"]) == 0
+    assert codes == [0] * loading
+
+
+def test_it_listens_to_this_machine_alone_unless_told_otherwise(monkeypatch):
+    """--host is needed for any other address."""
+    hosts: list[str] = []
+    monkeypatch.setattr("forerun.serve.run.serve", lambda *given: hosts.append(given[2]))
+    assert main(["serve", "embedded"]) == main(["serve", "embedded", "--host", "0.0.0.0"]) == 0
+    assert hosts == ["127.0.0.1", "0.0.0.0"]
 
 
 def test_help_is_quick_and_names_the_groups(run):

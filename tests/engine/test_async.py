@@ -14,8 +14,9 @@ from engine.conftest import drafter_of, engine_of, plain, same
 from forerun import AsyncEngine, Sampling
 from forerun.drafters.ngram import Ngram
 from forerun.engine import aio
+from forerun.engine.scoring import PIECE
 from forerun.errors import EngineClosed, OptionError, PromptError, RequestCancelled
-from forerun.target.table import history_model
+from forerun.target.table import LetterTokenizer, history_model
 
 GREEDY = Sampling(temperature=0, max_tokens=15)
 ENDLESS = Sampling(temperature=0, max_tokens=8_000)
@@ -99,11 +100,12 @@ def test_cancelling_the_task_cancels_the_request(steps):
 
     async def main():
         async with _engine() as engine:
-            gate = threading.Event()
+            held, gate = threading.Event(), threading.Event()
             if steps == 0:  # hold the engine's thread, so that the task is cancelled while it waits for `submit`
-                engine._commands.put(gate.wait)
+                engine._commands.put(lambda: (held.set(), gate.wait()))
+                held.wait()
             task = asyncio.create_task(engine.generate([1, 2, 3], ENDLESS))
-            for _ in range(5):
+            while steps == 0 and engine._commands.empty():
                 await asyncio.sleep(0)
             if steps:
                 start = await _pass_of(engine)
@@ -302,6 +304,60 @@ def test_zero_tokens():
             [chunk] = [chunk async for chunk in engine.stream([1, 2], Sampling(max_tokens=0))]
             assert chunk.finished
             assert (chunk.completion.token_ids, chunk.completion.finish_reason) == ([], "length")
+
+    _run(main())
+
+
+def test_a_text_that_takes_long_to_read_holds_up_nobody():
+    """A prediction, a banned word: tokenised outside of the engine's thread, whose steps go on meanwhile."""
+    reading = threading.Event()
+
+    class Slow(LetterTokenizer):
+        def encode(self, text, add_special_tokens=True):
+            if "abc" in text:
+                reading.wait(20)
+            return super().encode(text.strip(), add_special_tokens)
+
+    async def main():
+        target = history_model(7, seed=3, tokenizer=Slow(7))
+        async with AsyncEngine(engine_of(target, Ngram(prompt_lookup_min=1))) as engine:
+            banned = Sampling(temperature=0, max_tokens=5, bad_words=["abc"])
+            jobs = [engine.generate([1, 2], GREEDY, prediction="abc"), engine.generate([1, 2], banned)]
+            slow = [asyncio.create_task(job) for job in jobs]
+            await asyncio.sleep(0.01)
+            assert len((await engine.generate([4, 4], GREEDY))[0].token_ids) == 15
+            held_up = reading.is_set() or any(task.done() for task in slow)
+            reading.set()
+            assert [len(task[0].token_ids) for task in await asyncio.gather(*slow)] == [15, 5]
+            assert not held_up
+            await _quiet(engine)
+
+    _run(main())
+
+
+def test_scoring_many_texts_holds_up_no_step():
+    """Between two steps one piece is computed, however many texts wait: what decodes has its turn behind each."""
+
+    async def main():
+        async with _engine() as engine:
+            whole, order = engine.engine.target.forward, []
+
+            def forward(batch, *more):
+                order.append(sum(len(segment.tokens) for segment in batch.segments) < PIECE)
+                time.sleep(0.001)  # the scorers' event loop has asked for their next pieces before this one is done
+                return whole(batch, *more)
+
+            engine.engine.target.forward = forward
+            job = asyncio.create_task(engine.generate([4, 4], Sampling(temperature=0, max_tokens=200)))
+            while not order:
+                await asyncio.sleep(0)
+            start = len(order)
+            await asyncio.gather(*(engine.score([1, 2] * PIECE * 3) for _ in range(4)))
+            assert not job.done()
+            pieces = "".join("p" if is_step else "S" for is_step in order[start:]).strip("p")
+            assert "SS" not in pieces
+            job.cancel()
+            await _quiet(engine)
 
     _run(main())
 

@@ -94,6 +94,32 @@ def test_values_of_the_wrong_type_are_refused_by_name(option, value, reason):
     assert target.passes == []
 
 
+@pytest.mark.parametrize(
+    ("options", "name", "reason"),
+    [
+        ({"stop": ["ab"] * 2049}, "stop", "4098 characters in all; at most 4096"),
+        ({"stop": "a" * 4097}, "stop", "4097 characters in all; at most 4096"),
+        ({"bad_words": [[1, 2]] * 1025}, "bad_words", "1025 of them; at most 1024"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids", "1025 of them; at most 1024"),
+        ({"allowed_token_ids": [1] * 8}, "allowed_token_ids", "8 of them; at most 7, the vocabulary"),
+        ({"prediction": "a" * 51}, "prediction", "51 tokens; the window is 50"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
+)
+def test_what_every_step_would_pay_for_is_bounded(options, name, reason):
+    """Lists that are gone through at every token, and a predicted text that no answer can hold: everybody in the batch
+    waits for the request that brings them. At the bound they are taken.
+    """
+    engine = engine_of(history_model(7, seed=3, window=50), Ngram(1))
+    given = {key: value for key, value in options.items() if key != "prediction"}
+    with pytest.raises(OptionError, match=reason) as caught:
+        engine.generate([PROMPT], Sampling(max_tokens=1, **given), prediction=options.get("prediction"))
+    assert caught.value.option == name
+    cut = {key: value[:-1] for key, value in options.items()}
+    predicted = cut.pop("prediction", None)
+    assert engine.generate([PROMPT], Sampling(max_tokens=1, **cut), prediction=predicted)
+
+
 def test_one_bad_word_is_not_a_list_of_letters():
     """A bare string is refused: taken as a list it would ban each of its letters."""
     with pytest.raises(OptionError, match="bad_words"):

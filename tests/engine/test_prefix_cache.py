@@ -703,7 +703,7 @@ def test_rows_taken_back_from_a_conversation_are_found_in_the_cache():
     turns = engine.conversation()
     answer = turns.generate(TEXT, GREEDY)
     assert engine.core.pool.used == 5
-    assert engine.core._reclaim()
+    assert engine.core.reclaim()
     assert engine.core.pool.used == 0
     later = [*TEXT, *answer.token_ids, 4]
     done = turns.generate(later, GREEDY)

@@ -59,6 +59,25 @@ def test_requests_take_the_memory_of_a_scoring_back():
     idle(engine)
 
 
+def test_scorings_do_not_wait_for_each_other():
+    """Two that would each need more than half of the memory: the one that began first gets it, then the other."""
+    target = history_model(7, seed=3)
+    want = _scored(engine_of(target), TEXT)
+    engine = engine_of(target, kv_cache_memory_bytes=bytes_for(17, target))
+    first, second = (Scoring(engine.core, engine.intake, TEXT) for _ in range(2))
+    assert second.step()
+    for scoring in (first, second):
+        for _ in range(4):
+            for one in (second, first):
+                if not one.done:
+                    one.step()
+                    engine.audit()
+        assert scoring.values == want
+        scoring.close()
+        assert not scoring.step()  # nothing is computed for one that nobody waits for
+    idle(engine)
+
+
 def test_a_text_that_cannot_be_scored_is_refused():
     """A token outside the vocabulary; more tokens than the memory holds."""
     target = history_model(7, seed=3)
@@ -123,19 +142,55 @@ def test_lower_priorities_are_admitted_first():
 
 
 def test_a_long_prompt_leaves_rows_to_those_behind_it():
-    """A quarter of what is left of a step; alone it has all of it. What comes out is the same."""
+    """A quarter of what is left of a step: first to what fits, the rest to the next one. Alone it has all of it. What
+    comes out is the same."""
     make = lambda: engine_of(history_model(7, seed=3), max_num_batched_tokens=40)  # noqa: E731
     prompts = [[i % 7 for i in range(n)] for n in (300, 200, 2)]
     engine = make()
     requests = engine.submit(prompts, GREEDY)
     engine.step()
-    assert [request.rows for request in requests] == [30, 7, 2]
+    assert [request.rows for request in requests] == [30, 8, 2]
     done = drive(engine, requests)
     assert ids(done) == [ids(make().generate([prompt], GREEDY))[0] for prompt in prompts]
     engine = make()
     [alone] = engine.submit([prompts[0]], GREEDY)
     engine.step()
     assert alone.rows == 40
+
+
+LONG = [[i % 7 for i in range(300 + n)] for n in range(6)]
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_no_number_of_long_prompts_keeps_a_short_one_waiting(running):
+    """Behind six of them, waiting or running, one that fits into the quarter of a step is read in its first; so is a
+    long one whose rows are known; and one of more than a quarter long before the first of the six.
+    """
+    engine = engine_of(history_model(7, seed=3), max_num_batched_tokens=40, max_num_seqs=20)
+    engine.generate([[3] * 64], Sampling(max_tokens=1))
+    requests = engine.submit(LONG, GREEDY)
+    if running:
+        engine.step()
+    short, known, middle = engine.submit([[2] * 6, [*[3] * 64, 1], [1] * 14], GREEDY)
+    engine.step()
+    assert (short.rows, known.rows) == (6, 65)
+    for _ in range(7):
+        engine.step()
+    assert middle.output
+    assert requests[0].prefill > 0
+    drive(engine, [*requests, middle])
+    idle(engine)
+
+
+@pytest.mark.parametrize("size", [9, 14])
+def test_no_number_of_prompts_keeps_a_long_one_waiting(size):
+    """Others that came later, three in each step: each of a quarter of one, or more than that."""
+    engine = engine_of(history_model(7, seed=3), max_num_batched_tokens=40, max_num_seqs=20)
+    longs = engine.submit([[1, 2] * 30, [1, 3] * 30], GREEDY)
+    for step in range(12):
+        engine.submit([[step % 7] * size] * 3, Sampling(temperature=0, max_tokens=2))
+        engine.step()
+    assert all(long.output for long in longs)
 
 
 def test_chunks_say_what_their_step_did():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import logging
 import random
@@ -19,6 +20,7 @@ from forerun.engine import aio
 from forerun.serve import ServeOptions
 from forerun.serve.gate import Gate
 from forerun.serve.run import _Uvicorn
+from forerun.serve.security import Entrance, _digest
 from forerun.serve.server import LOADER, Server
 from serve.kit import Reply, Site, ascii_model, engine, noisy_engine
 
@@ -252,6 +254,23 @@ def test_a_key_opens():
         assert site.get("/version").status == 200
         for headers in ({"authorization": "Bearer first"}, {"authorization": "bearer second"}):
             assert site.get("/v1/models", **headers).status == 200
+
+
+def test_how_long_a_key_takes_to_compare_says_nothing(monkeypatch):
+    """Every key is compared, in constant time and of equal length, also behind the one that fits."""
+    compared: list[tuple[int, int]] = []
+
+    def compare(left: bytes, right: bytes) -> bool:
+        compared.append((len(left), len(right)))
+        return left == right
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    entrance = Entrance(lambda *_: None, keys=("first", "a second key", "3"))
+    scope = {"path": "/metrics", "method": "GET"}
+    for key, opens in (("first", True), ("3", True), ("wrong", False), ("", False), ("firs", False)):
+        assert entrance._lets_in(scope, b"Bearer", _digest(key.encode())) is opens
+        assert compared == [(32, 32)] * 3
+        compared.clear()
 
 
 def test_other_pages_may_not_call_unless_they_are_allowed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -114,7 +115,11 @@ class ServeFlags:
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         chosen = {name: value for name, value in given.items() if value is not None and value is not False}
         keys = [*(self.api_key or ()), *filter(None, [os.environ.get(KEY_VARIABLE)])]
-        chosen |= {"api_key": tuple(keys), "served_model_name": tuple(self.served_model_name or ())}
+        # A secret that was read from a file ends in a newline, which no header can hold.
+        chosen |= {
+            "api_key": tuple(key.strip() for key in keys),
+            "served_model_name": tuple(self.served_model_name or ()),
+        }
         if self.allowed_origins is not None:
             chosen["allowed_origins"] = tuple(_json("--allowed-origins", self.allowed_origins, list))
         if self.override_generation_config is not None:
@@ -226,7 +231,9 @@ def serve(
         if address.host not in ("127.0.0.1", "localhost", "::1") and not chosen.api_key:
             notes().print(f"{address.host} without --api-key: whoever reaches it can use it", style="yellow")
 
-    run(lambda: models.load(engine, configs), chosen, address.host, address.port, listening)
+    if run(lambda: models.load(engine, configs), chosen, address.host, address.port, listening):
+        sys.stderr.flush()
+        os._exit(0)  # told to stop while it loads: the thread that does could take minutes, a download longer
 
 
 def _json(option: str, text: str, kind: type[Any]) -> Any:

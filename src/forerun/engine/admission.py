@@ -92,32 +92,69 @@ class Admission:
         self.running: list[Request] = []
         self.joining = 0
         """Requests that will be admitted in the step that is planned, as far as can be told."""
+        self._full = False  # nobody more is admitted in this step, for want of memory
         self._on_preempt = on_preempt
         self._reclaim = reclaim
         self._cache = cache
 
     def choose(self, plan: PlanStep) -> list[Work]:
-        """The work of the next step. Decoding requests come first, then running prefills, then new requests.
+        """The work of the next step. Decoding requests come first, then prompts.
 
         A request that needs a block when none is free takes those of the latest admitted request, which is preempted:
         it goes back to the front of the queue and its rows are computed again, with nothing sampled on the way.
         """
+        self._full = False
         works = self._decodes(plan)
         left = self.limits.max_num_batched_tokens - sum(work.count + work.k for work in works)
-        prefills = [r for r in self.running if r.prefill > 0]
-        for place, request in enumerate(prefills, 1):
-            others = place < len(prefills) or self._seats(1)
-            if left > 0 and request in self.running and self._make_room(request, request.rows + 1, works):
-                works.append(self._prefill(request, _share(left, others)))
-                left -= works[-1].count
-        while left > 0 and self._seats(1):
-            request, share = next(self._ready()), _share(left, self._seats(2))
-            if not self._admit(request, share):
-                break
-            works.append(self._prefill(request, share))
-            left -= works[-1].count
+        if left > 0:
+            self._feed(works, left)
         assert works or not self.running, "running requests but nothing to do"
         return works
+
+    def _feed(self, works: list[Work], left: int) -> None:
+        """Prompts, into so many rows of the step.
+
+        The oldest leaves a quarter of them to the others. Of these come first those that fit as a whole, then the first
+        one in line, then the shortest of those that run: no number of long prompts keeps a short one waiting. A long
+        one is passed by no other long one until it runs, and so is the oldest in time. A lower `priority` goes first.
+        """
+        prefills = [request for request in self.running if request.prefill > 0]
+        oldest = _share(left, len(prefills) > 1 or self._seats(1 if prefills else 2))
+        fed = False
+        late: list[Request] = []
+        for request in [*prefills, *self._next_in_line()]:
+            if fed and (self._unknown(request) > left or any(one.priority < request.priority for one in late)):
+                late.append(request)
+                continue
+            count = self._compute(request, left if fed else oldest, works)
+            left, fed = left - count, fed or count > 0
+        for request in sorted(late, key=lambda one: (one.priority, one.prefill if one in prefills else 0)):
+            if left > 0:
+                left -= self._compute(request, left, works)
+
+    def _next_in_line(self) -> list[Request]:
+        """Those that may be admitted. No more are looked at than could ever run."""
+        most = self.limits.max_num_seqs
+        return list(islice(self._ready(), most)) if len(self.running) < most else []
+
+    def _unknown(self, request: Request) -> int:
+        """Rows that it would compute, if it were admitted now, before it reaches a token."""
+        if request.blocks or self._cache is None:
+            return request.prefill
+        return request.prefill - self._cache.found(request) * BLOCK_SIZE
+
+    def _compute(self, request: Request, most: int, works: list[Work]) -> int:
+        """Makes at most so many rows of a prompt work of this step; how many: 0 where there is no room for it."""
+        if request in self.running:
+            if not self._make_room(request, request.rows + 1, works):
+                return 0
+        elif self._full or len(self.running) >= self.limits.max_num_seqs:
+            return 0
+        elif not self._admit(request, most):
+            self._full = True  # for all that wait: what is small would pass by what is large for ever
+            return 0
+        works.append(self._prefill(request, most))
+        return works[-1].count
 
     def _ready(self) -> Iterator[Request]:
         """Waiting requests in their order. Further samples of a prompt stand back until it has been computed for the
@@ -192,9 +229,9 @@ class Admission:
         left -= min(left, sum(request.prefill for request in self.running))
         self.joining = 0
         for request in islice(self._ready(), self.limits.max_num_seqs - len(self.running)):
-            known = 0 if request.blocks or self._cache is None else self._cache.found(request) * BLOCK_SIZE
-            count = min(request.prefill - known, left)
-            rows = request.rows + known + count + (len(self.running) + self.joining) * BLOCK_SIZE
+            unknown = self._unknown(request)
+            count = min(unknown, left)
+            rows = request.rows + request.prefill - unknown + count + (len(self.running) + self.joining) * BLOCK_SIZE
             if left == 0 or not self.pool.can_grow(request.blocks, rows):
                 break  # it waits for its turn, or for memory
             left -= count
@@ -229,6 +266,7 @@ class Admission:
     def preempt(self, request: Request) -> None:
         """Back to the front of the queue with nothing but its tokens, and what the cache still has of them by then."""
         self.running.remove(request)
+        self._full = True
         if self._cache is not None:
             self._cache.publish(request)
         self.free(request)

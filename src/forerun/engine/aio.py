@@ -6,12 +6,14 @@ import asyncio
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from forerun.engine.engine import Engine
-from forerun.engine.intake import Prompt, Speculative
+from forerun.engine.intake import Ask, Prompt, Speculative
 from forerun.engine.request import Chunk, Completion, Request
 from forerun.engine.scoring import Scoring
 from forerun.errors import EngineClosed, RequestCancelled
@@ -40,6 +42,7 @@ class AsyncEngine:
     def __init__(self, engine: Engine):
         self.engine = engine
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._pieces: deque[Callable[[], None]] = deque()  # the engine's thread alone looks at it
         self._closed = False
         # Held while a command is queued, so that none comes behind the one that ends the thread.
         self._closing = threading.Lock()
@@ -60,13 +63,22 @@ class AsyncEngine:
             try:
                 command = self._commands.get(block=idle)
             except queue.Empty:
-                idle = not self._step()
+                idle = not self._advance()
                 continue
             if command is None:
                 self.engine.close()
+                for piece in self._pieces:
+                    piece()  # nothing is computed any more, but somebody waits
                 return
             command()
             idle = False
+
+    def _advance(self) -> bool:
+        """A piece of the computing that is no step, and a step: neither has to wait for more than one of the other,
+        however many wait. False if there is nothing left to do."""
+        if self._pieces:
+            self._pieces.popleft()()
+        return self._step() or bool(self._pieces)
 
     def _step(self) -> bool:
         """A step that breaks off is a bug of ours. Whoever waits is told; the thread serves those who come later."""
@@ -77,8 +89,8 @@ class AsyncEngine:
             self.engine.fail(error)
             return False
 
-    async def _call(self, function: Callable[[], Any]) -> Any:
-        """Runs a function between two steps, on the engine's thread."""
+    async def _call(self, function: Callable[[], Any], computes: bool = False) -> Any:
+        """Runs a function between two steps, on the engine's thread; one that `computes` alone of its kind there."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
@@ -100,7 +112,7 @@ class AsyncEngine:
         with self._closing:
             if self._closed:
                 raise EngineClosed("the engine is closed")
-            self._commands.put(command)
+            self._commands.put(partial(self._pieces.append, command) if computes else command)
         return await future
 
     async def stream(
@@ -119,28 +131,19 @@ class AsyncEngine:
             PromptError, OptionError: before anything is computed. RequestCancelled: the reader fell too far behind.
             EngineClosed: before or during the stream. Any error of the target: after the step it hit.
         """
-        reader = _Reader(self.engine, asyncio.get_running_loop())
-
-        def submit() -> None:
-            reader.requests += self.engine.submit(
-                prompts,
-                sampling,
-                speculative=speculative,
-                prediction=prediction,
-                priority=priority,
-                cache_salt=cache_salt,
-                listener=reader.listen,
-            )
-
+        asked = Ask(speculative, prediction, priority, cache_salt)
+        # Texts are tokenised and ids looked at where neither a step nor the event loop waits for a long one.
+        requests = await asyncio.to_thread(self.engine.intake.requests, prompts, sampling, asked)
+        reader = _Reader(self.engine, requests, asyncio.get_running_loop())
         try:
-            await self._call(submit)
-            left = len(reader.requests)
+            await self._call(partial(self.engine.start, requests, reader.listen))
+            left = len(requests)
             while left:
                 chunk = await reader.next()
                 left -= chunk.finished
                 yield chunk
         finally:
-            # Queued behind `submit`, which may not have run yet if the caller was cancelled while it waited.
+            # Queued behind `start`, which may not have run yet if the caller was cancelled while it waited.
             self._commands.put(reader.cancel)
 
     async def generate(
@@ -175,7 +178,7 @@ class AsyncEngine:
         try:
             await self._call(begin)
             while not made[0].done:
-                if not await self._call(made[0].step):
+                if not await self._call(made[0].step, computes=True):
                     await asyncio.sleep(WAIT_FOR_MEMORY)
             return made[0].values
         finally:
@@ -204,8 +207,8 @@ class AsyncEngine:
 class _Reader:
     """The way of one stream's chunks from the engine's thread to an event loop."""
 
-    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop):
-        self.requests: list[Request] = []
+    def __init__(self, engine: Engine, requests: Sequence[Request], loop: asyncio.AbstractEventLoop):
+        self._requests = requests
         self._engine = engine
         self._loop = loop
         self._arrived: asyncio.Queue[Chunk | RequestCancelled] = asyncio.Queue()
@@ -213,10 +216,10 @@ class _Reader:
         self._read = 0
 
     def listen(self, chunk: Chunk) -> None:
-        """On the engine's thread, after a step; also from inside `submit`, when `requests` is still empty."""
+        """On the engine's thread, after a step."""
         self._sent += 1
         behind = self._sent - self._read
-        if self.requests and behind > MOST_UNREAD * len(self.requests):
+        if behind > MOST_UNREAD * len(self._requests):
             logger.warning("a reader is %d chunks behind; its requests are cancelled", behind)
             self._put(RequestCancelled(f"the reader fell {behind} chunks behind"))
             self.cancel()
@@ -227,7 +230,7 @@ class _Reader:
         return _post(self._loop, self._arrived.put_nowait, item)
 
     def cancel(self) -> None:
-        self._engine.cancel(self.requests)
+        self._engine.cancel(self._requests)
 
     async def next(self) -> Chunk:
         item = await self._arrived.get()
@@ -236,7 +239,7 @@ class _Reader:
             raise item
         if item.finished and item.completion is None:
             place = (item.prompt_index, item.sample_index)
-            own = next(r for r in self.requests if (r.prompt_index, r.sample_index) == place)
+            own = next(r for r in self._requests if (r.prompt_index, r.sample_index) == place)
             raise own.error or EngineClosed("the engine was closed before the request finished")
         return item
 

@@ -72,7 +72,7 @@ class EngineCore:
         self.pool = BlockPool(num_blocks)
         self.kept: dict[int, list[int]] = {}  # block tables that idle conversations hold, by their request id
         self.prefix_cache = PrefixCache(self.pool, self.drafters, prefix_caching)
-        self.admission = Admission(limits, self.pool, self._on_preempt, self._reclaim, self.prefix_cache)
+        self.admission = Admission(limits, self.pool, self._on_preempt, self.reclaim, self.prefix_cache)
 
     @property
     def loaded(self) -> list[LoadedDrafter]:
@@ -282,8 +282,9 @@ class EngineCore:
         if rows == 0:
             self.schedule.restart(request_id)
 
-    def _reclaim(self) -> bool:
-        idle = next((number for number, blocks in self.kept.items() if blocks), None)
+    def reclaim(self, since: int = 0) -> bool:
+        """Takes the rows of something idle that began behind `since`, by its number; False if nothing idle has any."""
+        idle = next((number for number, blocks in self.kept.items() if blocks and number > since), None)
         if idle is None:
             return False
         self.pool.shrink(self.kept[idle], 0)

@@ -191,9 +191,14 @@ class Engine:
         self.check_open()
         asked = Ask(speculative, prediction, priority, cache_salt)
         requests = self.intake.requests(prompts, sampling, asked)
+        self.start(requests, listener)
+        return requests
+
+    def start(self, requests: Sequence[Request], listener: Listener | None = None) -> None:
+        """Queues requests made by `intake`, which may have been asked in another thread."""
+        self.check_open()
         for request in requests:
             self._start(request, listener)
-        return requests
 
     def step(self) -> bool:
         """One step of everything that is queued; False if there is nothing left to do."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +28,12 @@ Speculative = bool | Mapping[str, Any] | None
 confidence_threshold."""
 
 
+MOST_STOP_CHARACTERS = 4096
+"""Of all stop strings of a request together."""
+MOST_WORDS = 1024
+"""Bad words, or stop ids, of a request."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What the caller wants of all prompts of one call."""
@@ -44,7 +51,7 @@ class Ask:
 
 
 class Intake:
-    """Makes requests for one engine. It numbers them; it does not queue them.
+    """Makes requests for one engine, in any thread. It numbers them; it does not queue them.
 
     `exposed` are drafters whose sampled drafts the engine's policy would bias in rejection mode.
     """
@@ -63,11 +70,10 @@ class Intake:
         self._num_blocks = num_blocks
         self._exposed = exposed
         self._mode = default_mode(loaded, verify_mode)
-        self._last_id = 0
+        self._ids = itertools.count(1)
 
     def new_id(self) -> int:
-        self._last_id += 1
-        return self._last_id
+        return next(self._ids)
 
     def requests(
         self, prompts: Prompt | Sequence[Prompt], sampling: Sampling | Sequence[Sampling] | None, ask: Ask
@@ -137,7 +143,12 @@ class Intake:
             raise OptionError(
                 "prediction", f"only {', '.join(sorted(self._predicting))} reads it, which `speculative` leaves out"
             )
-        return self._target.tokenizer.encode(text, False)
+        ids = self._target.tokenizer.encode(text, False)
+        if len(ids) > self._target.window:
+            raise OptionError(
+                "prediction", f"has {len(ids)} tokens; the window is {self._target.window}, so no answer is as long"
+            )
+        return ids
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         window, vocab = self._target.window, self._target.vocab_size
@@ -170,6 +181,7 @@ class Intake:
 
     def _resolve(self, sampling: Sampling) -> Sampling:
         """Text in `bad_words` becomes ids, at the start of a word and inside one; every id is checked."""
+        _check_sizes(sampling, self._target.vocab_size)
         words: list[Sequence[int]] = []
         for word in sampling.bad_words:
             if isinstance(word, str):
@@ -223,6 +235,20 @@ class Intake:
 def default_mode(loaded: Sequence[LoadedDrafter], verify_mode: VerifyMode) -> VerifyMode:
     """Of requests that choose none: a drafter's configuration, else the engine's."""
     return next((entry.config.verify_mode for entry in loaded if entry.config.verify_mode), verify_mode)
+
+
+def _check_sizes(sampling: Sampling, vocab_size: int) -> None:
+    """OptionError: more of something that is gone through at every token than a request may make its batch-mates pay
+    for."""
+    stops = sum(map(len, sampling.stop_strings))
+    if stops > MOST_STOP_CHARACTERS:
+        raise OptionError("stop", f"has {stops} characters in all; at most {MOST_STOP_CHARACTERS}")
+    bounds = {"bad_words": MOST_WORDS, "stop_token_ids": MOST_WORDS, "allowed_token_ids": vocab_size}
+    for option, most in bounds.items():
+        count = len(getattr(sampling, option) or ())
+        if count > most:
+            size = ", the vocabulary" if option == "allowed_token_ids" else ""
+            raise OptionError(option, f"has {count} of them; at most {most}{size}")
 
 
 def _check_samplings(given: Any) -> None:

@@ -19,7 +19,7 @@ class Scoring:
     """One text. It is used on the engine's thread, `step` between two steps of the engine until it is done.
 
     Its KV rows are held like those of an idle conversation: requests that need memory take them back, and it starts
-    over.
+    over. So do scorings that began earlier: two that hold half of what they need would wait for each other forever.
 
     Raises:
         PromptError: a token outside the vocabulary, or more of them than all KV memory holds.
@@ -46,13 +46,16 @@ class Scoring:
         return len(self.values) >= len(self._tokens) - 1
 
     def step(self) -> bool:
-        """Computes the next piece; False if it has to wait for memory."""
-        blocks, pool = self._core.kept[self._id], self._core.pool
+        """Computes the next piece; False if it has to wait for memory, or has been closed."""
+        blocks, pool = self._core.kept.get(self._id), self._core.pool
+        if blocks is None:
+            return False
         if len(blocks) * BLOCK_SIZE < self._rows:  # taken back
             self._rows, self.values = 0, []
         end = min(len(self._tokens), self._rows + PIECE)
-        if not pool.can_grow(blocks, end):
-            return False
+        while not pool.can_grow(blocks, end):
+            if not self._core.reclaim(since=self._id):
+                return False
         pool.grow(blocks, end)
         segment = Segment(self._tokens[self._rows : end], self._rows, blocks, end - self._rows)
         logits = self._core.target.forward(Batch([segment])).logits

@@ -80,7 +80,6 @@ class TextStream:
         self._detokenizer = Detokenizer(decode)
         self._stops = stops
         self._include_stop = include_stop
-        self._longest = max((len(stop) for stop in stops), default=0)
         self.text = ""
         self._released = 0
 
@@ -117,7 +116,10 @@ class TextStream:
 
     def _held_back(self) -> int:
         """Length of the longest end of the text that is a beginning of a stop string."""
-        for size in range(min(self._longest - 1, len(self.text)), 0, -1):
-            if any(stop.startswith(self.text[-size:]) for stop in self._stops):
-                return size
-        return 0
+        return max((_overlap(self.text, stop) for stop in self._stops), default=0)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Of one stop string: its own length bounds the work, whatever the others are."""
+    sizes = range(min(len(stop) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if text.endswith(stop[:size])), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import socket
 from collections.abc import Callable
@@ -29,7 +30,9 @@ class _Uvicorn(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
         # Not super(): it would raise the signal again at the end, and a stop that was asked for is no failure.
-        if not self.should_exit:
+        if self.server.loading:
+            logger.info("stopping while the model loads")
+        elif not self.should_exit:
             seconds = self.server.options.drain_timeout
             logger.info("stopping; running requests have %g s to finish (Ctrl-C again: they end now)", seconds)
         elif sig == signal.SIGINT:
@@ -45,7 +48,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     listening: Callable[[str], None] = lambda _: None,
-) -> None:
+) -> bool:
     """Serves until SIGTERM or SIGINT.
 
     Args:
@@ -54,6 +57,9 @@ def serve(
         host: address to listen at.
         port: 0: any that is free.
         listening: told the address once requests are taken.
+
+    Returns:
+        Whether the model is still being loaded, in a thread that nothing can stop and that Python waits for at its end.
 
     Raises:
         OptionError: the address cannot be used. Whatever `load` raised.
@@ -65,7 +71,7 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=int(options.drain_timeout) + 5,
+        timeout_graceful_shutdown=None if math.isinf(options.drain_timeout) else int(options.drain_timeout) + 5,
         lifespan="on",
     )
     web = _Uvicorn(config)
@@ -74,6 +80,8 @@ def serve(
     asyncio.run(_run(web, sock, app.state.server))
     if app.state.server.error is not None:
         raise app.state.server.error
+    loading: bool = app.state.server.loading
+    return loading
 
 
 async def _run(web: _Uvicorn, sock: socket.socket, server: Server) -> None:

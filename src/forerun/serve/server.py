@@ -42,6 +42,7 @@ class Server:
         self._tasks: list[asyncio.Task[None]] = []
         self.error: BaseException | None = None
         """Why there is no engine."""
+        self.loading = False
 
     @property
     def ready(self) -> bool:
@@ -63,6 +64,7 @@ class Server:
         # A thread that ends: OpenMP keeps workers for every thread that has computed, and where there are more of them
         # than cores they sleep instead of waiting awake (measured: the engine's passes then take 2.6 times as long).
         loader = ThreadPoolExecutor(1, LOADER)
+        self.loading = True
         try:
             self._service = await asyncio.get_running_loop().run_in_executor(loader, self._make)
         except Exception as error:
@@ -77,12 +79,15 @@ class Server:
         logger.info("ready after %.1f s: %s", time.monotonic() - start, ", ".join(self._service.names))
 
     def _make(self) -> Service:
-        engine = AsyncEngine(self._load())
         try:
-            return Service(engine, self.options)
-        except BaseException:
-            asyncio.run(engine.close())
-            raise
+            engine = AsyncEngine(self._load())
+            try:
+                return Service(engine, self.options)
+            except BaseException:
+                asyncio.run(engine.close())
+                raise
+        finally:
+            self.loading = False
 
     def levels(self) -> Levels:
         """How full the engine is, as it is this moment."""
