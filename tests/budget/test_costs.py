@@ -96,6 +96,8 @@ def test_a_profile_survives_its_file():
     again = Profile.loads(known.dumps(), KEY)
     assert again == known
     assert again.dumps() == known.dumps()
+    report = {"profile": json.loads(known.dumps()), "path": None}  # of `forerun profile --json`
+    assert Profile.loads(json.dumps(report), KEY).dumps() == known.dumps()
 
 
 @pytest.mark.parametrize("field", ["model", "dtype", "device", "threads"])

@@ -58,7 +58,7 @@ class Profile:
         """From JSON text.
 
         Args:
-            text: what `dumps` wrote.
+            text: what `dumps` wrote, or a report of `forerun profile --json`, which has that inside.
             key: what it is to be used with, if that is to be checked.
 
         Raises:
@@ -83,6 +83,8 @@ def _parsed(text: str) -> dict[str, Any]:
         data = json_of(text)
     except ValueError as error:
         raise OptionError("profile", f"is not JSON: {error}") from None
+    if isinstance(data, dict) and isinstance(data.get("profile"), dict):
+        data = data["profile"]
     version = data.get("version") if isinstance(data, dict) else None
     if version != VERSION:
         found = f"has version {version!r}, this program reads {VERSION}"

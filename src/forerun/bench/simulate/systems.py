@@ -29,7 +29,6 @@ Keeping up with a request costs a learned drafter its fused features and the key
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +37,6 @@ from forerun.bench.simulate.roofline import BANDWIDTH_SHARE, H200, PASS_OVERHEAD
 from forerun.budget.costs import ContextCost, DraftCost
 from forerun.budget.profile import Profile, ProfileKey
 from forerun.errors import OptionError, nearest
-from forerun.parsing import json_of
 
 LLAMA_8B = Shape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256)
 LLAMA_70B = Shape("Llama-3.1-70B", 80, 8192, 64, 8, 128, 28672, 128256)
@@ -86,16 +84,7 @@ def system(name: str) -> System:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError("--profile", f"cannot read {path}: {error}") from None
-    return System(path.name, Profile.loads(_costs_in(text)), modelled=False, max_num_batched_tokens=1024)
-
-
-def _costs_in(text: str) -> str:
-    """The costs in the report of `forerun profile --json`; of anything else the text itself."""
-    try:
-        found = json_of(text)
-    except ValueError:
-        return text  # said by whoever reads it
-    return json.dumps(found["profile"]) if isinstance(found, dict) and "profile" in found else text
+    return System(path.name, Profile.loads(text), modelled=False, max_num_batched_tokens=1024)
 
 
 def _modelled(name: str, target: Placement, small: Shape) -> System:
