@@ -14,6 +14,8 @@ from forerun.bench.comparing.study import CONFIDENCE
 from forerun.cli import lineup
 from forerun.cli.bench_load import LoadFlags
 from forerun.cli.compare import CompareFlags
+from forerun.drafters.config import parse_config
+from forerun.errors import OptionError
 from tiny import qwen3, save_tokenizer
 
 PROMPTS = '{"prompt": "def f(x):\\n"}\n{"prompt": "a b a b a b"}\n'
@@ -107,6 +109,15 @@ def test_two_models_of_a_kind_are_told_apart(
     assert labels == [f"small ({tiny_small_dir})", f"small ({tiny_qwen3_dir})"]
     best = ran.json["drafters"][1]
     assert best["mean_accepted_length"] > ran.json["drafters"][0]["mean_accepted_length"]
+
+
+def test_a_drafter_that_copies_is_another_one() -> None:
+    """It can be compared with itself as it is without, and no two that are the same."""
+    one, copying, first, second = map(parse_config, ("dspark", "dspark+lookup", "./a+lookup", "./b+lookup"))
+    assert lineup._labels([one, copying]) == ["dspark", "dspark+lookup"]
+    assert lineup._labels([first, second]) == ["small+lookup (./a)", "small+lookup (./b)"]
+    with pytest.raises(OptionError, match=r"dspark\+lookup .* is given twice"):
+        lineup._labels([copying, copying])
 
 
 def test_another_text_is_exit_code_1_and_the_first_line(

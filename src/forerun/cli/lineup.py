@@ -109,8 +109,14 @@ def _configs(flags: EngineFlags) -> list[SpeculativeConfig]:
 
 
 def _labels(configs: Sequence[SpeculativeConfig]) -> list[str]:
-    """The kind; where there are two of a kind, with what tells them apart. OptionError: nothing does."""
-    names = [config.name for config in configs]
+    """The kind, and whether it copies; where there are two of that, with what tells them apart.
+
+    Raises:
+        OptionError: nothing does.
+    """
+    from forerun.drafters.config import WITH_LOOKUP
+
+    names = [f"{config.name}{WITH_LOOKUP if config.copies else ''}" for config in configs]
     labels = [
         name if names.count(name) == 1 else f"{name} ({_own(config)})"
         for name, config in zip(names, configs, strict=True)
@@ -122,7 +128,10 @@ def _labels(configs: Sequence[SpeculativeConfig]) -> list[str]:
 
 
 def _own(config: SpeculativeConfig) -> str:
-    given = config.model_dump(exclude_unset=True, exclude={"method"})
+    from forerun.drafters.lookup import USUAL
+
+    usual = config.copies and USUAL.items() <= config.model_dump().items()
+    given = config.model_dump(exclude_unset=True, exclude={"method", *(USUAL if usual else ())})
     return str(given["model"]) if set(given) == {"model"} else json.dumps(given) if given else "defaults"
 
 
