@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from forerun.serve.body import names_of
 from forerun.serve.schemas import ChatRequest, CompletionRequest
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -88,7 +87,7 @@ CASES = [(option, index) for option, values in VALUES.items() for index in range
 
 def fields_of(path: str) -> list[str]:
     """Names of the fields of an endpoint."""
-    return names_of(ChatRequest if path == CHAT else CompletionRequest)
+    return (ChatRequest if path == CHAT else CompletionRequest).names()
 
 
 def endpoint(option: str, path: str) -> str:

@@ -8,6 +8,7 @@ import math
 import pytest
 
 from forerun import Sampling
+from forerun.budget.calibration import Calibration, CalibrationKey, Table
 from forerun.drafters.ngram import Ngram
 from serve.kit import PRINTABLE, Site, ascii_model, counted, engine, guesses, joined, noisy_engine, script_model
 
@@ -207,8 +208,8 @@ def test_suffix_fills_a_gap(tmp_path):
         def encode(self, text, add_special_tokens=True):
             return ([1] if add_special_tokens else []) + list(text.encode())
 
-    ids = Prompts(Marked()).of_gap("ab", "yz")
-    assert ids == [1, 500, *b"ab", 501, *b"yz", 502]
+    assert Prompts(Marked()).of_gap("ab", "yz", True) == [1, 500, *b"ab", 501, *b"yz", 502]
+    assert Prompts(Marked()).of_gap("ab", "yz", False) == [500, *b"ab", 501, *b"yz", 502]  # add_special_tokens
 
 
 def test_lp_1_logprobs_are_the_targets_at_every_place_of_a_block():
@@ -459,6 +460,21 @@ def test_reports(site):
     body = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body == {"$ref": "#/components/schemas/CompletionRequest"}
     assert document["components"]["schemas"]["CompletionRequest"]["additionalProperties"] is False
+
+
+def test_server_info_tells_what_is_in_force():
+    """Flags with their defaults, the policy, the calibration of each drafter; never a key."""
+    with Site(noisy_engine, api_key=("a-secret",), max_queue=7) as site:
+        table = Table(CalibrationKey("rejection", "probabilistic", "0.7"), (1.5,), "held-out", 900, (0.2,), (0.1,))
+        site.engine.core.schedule.scheduler.calibrations["small"] = Calibration([table])
+        reply = site.get("/server_info", authorization="Bearer a-secret")
+        assert reply.json["options"] | {"max_queue": 7, "max_num_seqs": 8, "api_key": "1 set"} == reply.json["options"]
+        assert {"logprobs_mode", "verify_mode", "request_timeout"} <= reply.json["options"].keys()
+        assert reply.json["policy"] == site.engine.core.schedule.scheduler.options.policy
+        [line] = reply.json["calibration"]
+        assert (line["drafter"], line["temperature"], line["rounds"]) == ("small", "0.7", 900)
+        assert (line["ece_before"], line["ece_after"]) == ([0.2], [0.1])
+        assert b"a-secret" not in reply.body
 
 
 def test_the_request_id_comes_back(site):

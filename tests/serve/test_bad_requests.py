@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from forerun.serve.body import names_of
+from forerun.serve.body import Reader
+from forerun.serve.errors import ApiError
 from forerun.serve.fields import NEUTRAL, REFUSED
+from forerun.serve.routes import BODIES
 from forerun.serve.schemas import ChatRequest, CompletionRequest
 from serve.kit import Site, counted, noisy_engine
 
@@ -57,6 +62,20 @@ def test_an_unknown_field_is_named_with_the_nearest_one(site, path):
     assert "'temperature'" in error["message"]
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_name_without_end_is_not_repeated(ignored):
+    """Nor looked for among the known ones as a whole, which takes forty times its memory, nor remembered."""
+    reader, name = Reader(0, ignored), "x" * 5000
+    if ignored:
+        assert reader._known({name: 1}, ChatRequest) == {}
+        assert all(len(seen) < 100 for seen in reader._warned)
+        return
+    with pytest.raises(ApiError) as refused:
+        reader._known({name: 1}, ChatRequest)
+    assert all(len(said or "") < 2000 for said in refused.value.body["error"].values())
+    assert refused.value.body["error"]["param"].startswith("xxx")
+
+
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_field_of_others_that_is_not_built_is_refused_by_name(site, name):
     """What other servers honour and this one does not is never ignored."""
@@ -84,11 +103,26 @@ def test_unknown_fields_can_be_ignored_with_one_warning_each(caplog):
     assert sum("'whatever'" in record.getMessage() for record in caplog.records) == 1
 
 
+def test_unknown_fields_of_inner_objects_can_be_ignored_too(caplog):
+    """What other servers read in messages, parts and options: the answer is that without them; a part that is no text
+    stays refused."""
+    parts = [{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}]
+    asked = {"temperature": 0, "max_tokens": 4}
+    with Site(noisy_engine, ignore_unknown_fields=True) as site:
+        for _ in range(2):
+            body = site.chat(messages=[{"role": "user", "content": parts, "id": "m1"}], **asked)
+        assert body["choices"][0]["message"] == site.chat(**HELLO, **asked)["choices"][0]["message"]
+        image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+        assert site.refused(CHAT, {"messages": image})["param"] == "messages[0].content[0].type"
+    for name in ("cache_control", "id"):
+        assert sum(repr(name) in record.getMessage() for record in caplog.records) == 1
+
+
 @pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
 def test_null_equals_absent(site, kind):
     """Every field of the schema may be null (`prompt` and `messages` may not be absent either)."""
     path, base = (CHAT, HELLO) if kind is ChatRequest else (COMPLETIONS, {"prompt": "a"})
-    nothing = {name: None for name in names_of(kind) if name not in base}
+    nothing = {name: None for name in kind.names() if name not in base}
     reply = site.post(path, {**base, **nothing, "max_tokens": 2, "seed": 5, "unknown": None})
     assert reply.status == 200, reply.body
     plain = site.post(path, {**base, "max_tokens": 2, "seed": 5}).json
@@ -133,6 +167,12 @@ def test_the_place_of_a_nested_field_is_told(site):
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     error = site.refused(CHAT, {"messages": image})
     assert (error["param"], error["code"]) == ("messages[0].content[0].type", "unsupported_parameter")
+    more = [{"role": "user", "content": [{"type": "text", "text": "a", "texxt": "b"}]}]
+    error = site.refused(CHAT, {"messages": more})
+    assert (error["param"], error["code"]) == ("messages[0].content[0].texxt", "unknown_parameter")
+    refusal = [*HELLO["messages"], {"role": "assistant", "refusal": "no"}, *HELLO["messages"]]
+    error = site.refused(CHAT, {"messages": refusal})
+    assert (error["param"], error["code"]) == ("messages[1].refusal", "unsupported_parameter")
     error = site.refused(CHAT, {"messages": [{"role": "user", "contnt": "a"}]})
     assert error["param"] == "messages[0].contnt"
     assert "'content'" in error["message"]
@@ -148,6 +188,8 @@ def test_the_place_of_a_nested_field_is_told(site):
         ({"guided_regex": "a", "guided_json": {}}, "guided_regex"),
         ({"response_format": {"type": "json_object"}, "guided_choice": ["a"]}, "guided_choice"),
         ({"prediction": {"type": "content", "content": "a"}, "n": 2}, "prediction"),
+        ({"prediction": {"type": "content", "content": "a"}, "speculative": {"max_draft": 0}}, "prediction"),
+        ({"prediction": {"type": "content", "content": "a"}, "speculative": False}, "prediction"),
         ({"speculative": {"verify_mode": "coupled"}, "verify_mode": "rejection"}, "verify_mode"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"min_tokens": 9, "max_tokens": 4}, "min_tokens"),
@@ -174,11 +216,16 @@ def test_fields_that_contradict_each_other_are_refused(site, fields, param):
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"chat_template": "{{ messages }}"}, "chat_template"),
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+        ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs.add_generation_prompt"),
+        ({"chat_template_kwargs": {"chat_template": "a"}}, "chat_template_kwargs.chat_template"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
+        ({"documents": [{"text": "a"}]}, "documents"),
+        ({"min_tokens": 500}, "min_tokens"),
     ],
 )
 def test_what_only_a_chat_can_have_wrong(site, fields, param):
-    """Fields of /v1/chat/completions alone. The model's template knows no tools, and a template in a request is not
-    trusted unless the server was told to."""
+    """Fields of /v1/chat/completions alone. The model's template knows no tools, documents nor thinking, and a template
+    in a request is not trusted unless the server was told to."""
     assert site.refused(CHAT, {**HELLO, **fields})["param"] == param
 
 
@@ -193,6 +240,7 @@ def test_what_only_a_chat_can_have_wrong(site, fields, param):
         ({"prompt": {"text": "a"}}, "prompt"),
         ({"suffix": "b"}, "suffix"),
         ({"suffix": "b", "prompt": ["a"]}, "suffix"),
+        ({"suffix": "b", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
     ],
@@ -208,6 +256,16 @@ def test_required_fields_are_told(site):
     assert site.refused(COMPLETIONS, {})["param"] == "prompt"
     assert site.refused("/detokenize", {})["param"] == "tokens"
     assert site.refused("/tokenize", {})["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"add_generation_prompt": True}, {"chat_template_kwargs": {}}, {"tools": []}],
+    ids=lambda more: next(iter(more)),
+)
+def test_what_belongs_to_a_chat_is_refused_for_a_text_to_tokenize(site, more):
+    """It would have no effect."""
+    assert site.refused("/tokenize", {"prompt": "a", **more})["param"] == next(iter(more))
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -252,3 +310,42 @@ def test_errors_never_hold_what_cannot_be_sent(site):
     assert reply.body.isascii()
     assert site.refused(COMPLETIONS, b'{"prompt": "\\ud800"}')["param"] == "prompt"
     assert site.refused(COMPLETIONS, b'{"prompt": "a", "max_tokens": 2, "stop": "\\ud800"}')["param"] == "stop"
+
+
+WRONG = 700
+"""Elements of a value that is wrong in each of them."""
+
+Place = Callable[[Any], Any]
+"""`place(value)`: a body with this value somewhere in it."""
+
+
+def _containers(schema: dict[str, Any], defs: dict[str, Any], place: Place) -> Iterator[tuple[Any, Place]]:
+    """Every list and object that a JSON schema allows, at any depth, filled with what it does not allow."""
+    schema = defs[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    for alternative in schema.get("anyOf", ()):
+        yield from _containers(alternative, defs, place)
+    if schema.get("type") == "array":
+        yield [1.5] * WRONG, place
+        yield from _containers(schema.get("items", {}), defs, lambda inner: place([inner]))
+    if schema.get("type") == "object":
+        yield {f"k{i}": "a" for i in range(WRONG)}, place  # unknown fields; values of another type
+        yield {f"\ud800{i}": 1.5 for i in range(WRONG)}, place  # no text
+        for name, field in schema.get("properties", {}).items():
+            yield from _containers(field, defs, lambda inner, name=name: place({name: inner}))
+
+
+@pytest.mark.parametrize("kind", BODIES.values())
+def test_what_is_wrong_many_times_is_complained_about_once(kind):
+    """Errors are collected before the first of them is told: one for each element would be four hundred times what was
+    sent, on the event loop. Lists and objects are those of the schema, so a new one cannot be forgotten."""
+    schema = kind.model_json_schema()
+    most: tuple[int, Any] = (0, None)
+    for value, place in _containers(schema, schema.get("$defs", {}), lambda inner: inner):
+        body = place(value)
+        if body is value:  # unknown fields of the body itself are refused before
+            continue
+        try:
+            kind.model_validate(body)
+        except ValidationError as error:
+            most = max(most, (error.error_count(), error.errors()[0]["loc"]), key=lambda found: found[0])
+    assert 0 < most[0] < WRONG // 2, most

@@ -46,6 +46,8 @@ def test_what_reaches_the_template(chats):
     assert _prompt(chats, tools=[WEATHER], tool_choice="none") == "user: hello\nassistant: "
     assert _prompt(chats, reasoning_effort="low") == "user: hello\nlowassistant: "
     assert _prompt(chats, chat_template_kwargs={"enable_thinking": True}) == "user: hello\nTassistant: "
+    twice = {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}
+    assert chats.refused(CHAT, {"messages": HELLO, **twice})["param"] == "reasoning_effort"
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"x": 2}'}}
     messages = [
         {"role": "developer", "content": "be brief"},
@@ -128,3 +130,88 @@ def test_reasoning_is_told_apart_and_counted(k, parser, said, reasoning, content
             assert details == {"reasoning_tokens": 0}
         else:
             assert details is None
+
+
+class Marked(ByteTokenizer):
+    """The marks of reasoning are one token each, of bytes that texts do not have."""
+
+    def decode(self, ids, skip_special_tokens=True):
+        return super().decode(ids, skip_special_tokens).replace("\x01", "<think>").replace("\x02", "</think>")
+
+    def vocabulary(self):
+        return {**super().vocabulary(), "<think>": 1, "</think>": 2}
+
+
+class MarkedBySpecial(Marked):
+    """As many added tokens are, these are special: not shown unless that is asked for."""
+
+    special_ids = frozenset({1, 2, 256})
+
+    def decode(self, ids, skip_special_tokens=True):
+        return super().decode([i for i in ids if not (skip_special_tokens and i in (1, 2))], skip_special_tokens)
+
+
+FORM = {"guided_choice": ["left", "right"]}
+MUST_CALL = {"tools": [TIME], "tool_choice": "required", "parallel_tool_calls": False}
+MUST_CALL |= {"logit_bias": {str(blank): -50 for blank in b"\t\n\r "}}  # this model has no opinion of white space
+
+
+@pytest.mark.parametrize(
+    ("parser", "tokenizer", "said", "asked", "reasoning"),
+    [
+        ("deepseek_r1", Marked("a"), b"hm\x02no", FORM, "hm"),  # the prompt, or the model's habit, has begun it
+        ("qwen3", Marked("a"), b"\x01hm\x02no", FORM, "hm"),
+        ("qwen3", Marked("a"), b"left", FORM, None),
+        ("deepseek_r1", Marked("a{# tools <tool_call> #}"), b"hm\x02no", MUST_CALL, "hm"),
+        ("deepseek_r1", ByteTokenizer("a"), b"hm</think>no", FORM, None),  # marks of several tokens: no reasoning
+        ("deepseek_r1", ByteTokenizer("a{# tools <tool_call> #}"), b"hm", MUST_CALL, None),
+    ],
+)
+def test_a_form_is_that_of_the_content_behind_the_reasoning(parser, tokenizer, said, asked, reasoning):
+    """The model may think first, freely; what has the form, or is the call, is never taken for reasoning."""
+    target = script_model(said, tokenizer=tokenizer)
+    with Site(lambda: engine(guesses(said), target=target), reasoning_parser=parser) as site:
+        fields = {"messages": HELLO, "temperature": 0, "max_tokens": 90, **asked}
+        [choice] = site.chat(**fields)["choices"]
+        message = choice["message"]
+        assert message["reasoning_content"] == reasoning
+        if asked is FORM:
+            assert (message["content"], choice["finish_reason"]) == ("left", "stop")
+        else:
+            assert [call["function"]["name"] for call in message["tool_calls"]] == ["time"]
+        streamed = joined(site.post(CHAT, {**fields, "stream": True}).events)
+        assert (streamed["content"] or None, streamed["reasoning"] or None) == (message["content"], reasoning)
+        assert site.chat(**fields, speculative=False)["choices"][0]["message"]["content"] == message["content"]
+
+
+def test_reasoning_is_read_where_its_marks_are_special_tokens():
+    """Which are not shown otherwise."""
+    target = script_model(b"hm\x02yes", tokenizer=MarkedBySpecial("a"))
+    with Site(lambda: engine(target=target), reasoning_parser="deepseek_r1") as site:
+        [choice] = site.chat(messages=HELLO, temperature=0, max_tokens=9)["choices"]
+        assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("hm", "yes")
+
+
+def test_an_answer_of_a_form_does_not_end_in_its_reasoning():
+    """A model that wants to end while it thinks has to go on, until max_tokens."""
+    with Site(lambda: engine(target=script_model(b"h", tokenizer=Marked("a"))), reasoning_parser="deepseek_r1") as site:
+        [choice] = site.chat(messages=HELLO, temperature=0, max_tokens=5, **FORM)["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "reasoning"),
+    [
+        ("a<think>\n", {}, True),
+        ("a<think>\n\n</think>\n\n", {}, False),  # thinking was switched off
+        ("a<think>hm", {"continue_final_message": True}, True),
+        ("a<think>hm</think>b", {"continue_final_message": True}, False),
+        ("ab", {"continue_final_message": True}, False),
+    ],
+)
+def test_the_prompt_tells_whether_the_answer_begins_in_reasoning(prompt, fields, reasoning):
+    """Even where the parser takes it for granted otherwise."""
+    from forerun.serve.chat import _begun
+
+    assert _begun("deepseek_r1", prompt, bool(fields)) is reasoning
+    assert _begun("qwen3", "ab", False) is None

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections import Counter
+from contextlib import suppress
 from functools import cache
 
 import pytest
@@ -17,7 +18,9 @@ from forerun.drafters.fake import Script
 from forerun.drafters.ngram import Ngram
 from forerun.drafters.small import Small
 from forerun.serve.errors import ApiError
-from forerun.serve.grammar import Grammar, Grammars
+from forerun.serve.grammar import Grammar, Grammars, _TooComplex
+from forerun.serve.schemas import ChatRequest, Tool
+from forerun.serve.tools import MISTRAL_NAMED, ToolCalls
 from forerun.target.table import ByteTokenizer, LetterTokenizer, history_model
 from laws.pairwise import pairwise
 from serve.kit import VOCAB, Site, ascii_model, engine, joined
@@ -203,6 +206,65 @@ def test_a_form_that_leaves_nothing_is_named(site, more):
     error = site.refused(COMPLETIONS, {"prompt": "x", "guided_regex": "a+b", "max_tokens": 9, **more})
     assert error["param"] == "guided_regex"
     site.settle()
+
+
+def test_a_form_that_becomes_too_complex_is_named(site):
+    """Where the parser of forms gives up, the request fails, drafted for or not: its rest is not free of the form."""
+    ways = range(2010)  # more than llguidance follows at once
+    source = "\n".join(["start: " + " | ".join(f'"a" w{i}' for i in ways), *(f'w{i}: "{i}"' for i in ways)])
+    for more in ({}, {"speculative": False}):
+        error = site.refused(COMPLETIONS, {"prompt": "x", "guided_grammar": source, "max_tokens": 9, **more})
+        assert error["param"] == "guided_grammar"
+        assert "too complex" in error["message"]
+    site.settle()
+
+
+def _last_allowed(grammar: Grammar, texts: list[str]) -> str:
+    """The last of these texts, each a beginning of the next, behind which the form can still be followed."""
+    form, last = Grammars(ByteTokenizer(), VOCAB, [256]).compile(grammar), ""
+    with suppress(_TooComplex):
+        for text in texts:
+            assert form.allowed([*text.encode()]) is not None, text
+            last = text
+    return last
+
+
+def test_a_grammar_that_grows_with_its_text_is_given_up_early():
+    """Every way to read `aaaa..` is kept, and a token costs the square of what is: the parser's own bound comes behind
+    the four hundredth. Counted in tokens, since nothing else is the same everywhere."""
+    ambiguous = Grammar.lark("guided_grammar", 'start: s\ns: "a" | s s | s s s')
+    last = _last_allowed(ambiguous, ["a" * length for length in range(10, 130, 10)])
+    assert 40 <= len(last) <= 100
+
+
+def test_what_is_large_and_not_ambiguous_is_followed():
+    """Thousands of choices, hundreds of optional properties, of tools, of alternatives of a client's own rule: nothing
+    here grows with the text."""
+    names = [f"name {i}" for i in range(3000)]
+    tools = [Tool(type="function", function={"name": f"tool_{i}"}) for i in range(600)]
+    called = ToolCalls(ByteTokenizer(), "mistral")
+    called.notation = MISTRAL_NAMED
+    request = ChatRequest(messages=[{"role": "user"}], tools=tools, tool_choice="required")
+    calls = called.grammar(request)
+    assert calls is not None
+    optional = {"type": "object", "properties": {f"field_{i}": {"type": "string"} for i in range(300)}}
+    rule = "start: " + " | ".join(f'"name {i}"' for i in range(300))
+    for grammar, text in (
+        (Grammar.choice("guided_choice", names), "name 29"),
+        (Grammar.json("guided_json", optional), '{"field_17": "a", "field_30": "b'),
+        (calls, "[TOOL_CALLS]tool_59"),
+        (Grammar.lark("guided_grammar", rule), "name 29"),
+    ):
+        assert _last_allowed(grammar, [text[:length] for length in range(len(text) + 1)]) == text
+
+
+def test_a_choice_may_begin_with_another():
+    """`left` and `leftover`: the answer may end behind the shorter one, or go on."""
+    form = Grammars(ByteTokenizer(), VOCAB, [256]).compile(Grammar.choice("guided_choice", ["left", "leftover"]))
+    allowed = form.allowed([*b"left"])
+    assert [token for token in range(VOCAB) if allowed[token]] == [ord("o"), 256]
+    assert form.of(0).complete([*b"leftover"])
+    assert not form.of(0).complete([*b"left"])
 
 
 def test_samples_of_one_request_do_not_disturb_each_other(site):

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 import pytest
 import torch
@@ -63,14 +64,14 @@ def _drawn(site: Site, option: str, value: object, samples: int) -> tuple[Counte
     path, count = endpoint(option, COMPLETIONS), value if option == "n" else 64
     base = {"n": count, "max_tokens": 6 if "min" in option else 4, "temperature": 1.0, "return_token_ids": True}
     made: list[Request] = []
-    submit = site.engine.submit
+    start = site.engine.start
 
-    def watched(*args, **kwargs) -> list[Request]:
-        made.extend(submit(*args, **kwargs))
-        return made[-count:]
+    def watched(requests: Sequence[Request], listener: Any = None) -> None:
+        made.extend(requests)
+        start(requests, listener)
 
     counts: Counter[Text] = Counter()
-    site.engine.submit = watched
+    site.engine.start = watched
     try:
         for number in range(max(1, min(samples, 64 * count) // count)):
             fields = request_with(option, value, path, **base)
@@ -80,7 +81,7 @@ def _drawn(site: Site, option: str, value: object, samples: int) -> tuple[Counte
             assert reply.status == 200, reply.body
             counts.update(tuple(choice["token_ids"][:LENGTH]) for choice in reply.json["choices"])
     finally:
-        del site.engine.submit
+        del site.engine.start
     assert all(request.verify_mode == "rejection" for request in made)
     return counts, made[0]
 

@@ -19,6 +19,7 @@ from forerun.drafters.fake import Broken
 from forerun.engine import aio
 from forerun.serve import ServeOptions
 from forerun.serve.gate import Gate
+from forerun.serve.lanes import LONG
 from forerun.serve.run import _Uvicorn
 from forerun.serve.security import Entrance, _digest
 from forerun.serve.server import LOADER, Server
@@ -198,6 +199,113 @@ def test_a_full_queue_is_a_429_with_retry_after():
         site.settle()
 
 
+class Held:
+    """A tokenizer's `encode` that waits at texts that begin with `held`; what it was asked for is remembered."""
+
+    def __init__(self, site: Site):
+        self.tokenizer = site.server.service.prompts.tokenizer
+        self._encode, self._release, self.begun = self.tokenizer.encode, threading.Event(), list[str]()
+
+    def __enter__(self) -> Held:
+        self.tokenizer.encode = self._waits
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._release.set()
+        self.tokenizer.encode = self._encode
+
+    def _waits(self, text: str, *more: bool) -> list[int]:
+        self.begun.append(text[:12])
+        if text.startswith("held"):
+            assert self._release.wait(20)
+        return self._encode(text, *more)
+
+    async def wait(self, count: int) -> None:
+        while len(self.begun) < count:
+            await asyncio.sleep(0.001)
+
+
+def test_a_full_queue_is_told_before_a_text_is_touched():
+    """What waits to be tokenised has its place in the queue: who comes behind them is refused at once, text unread."""
+    with Site(lambda: noisy_engine(max_num_seqs=1), max_queue=3) as site, Held(site) as held:
+
+        async def full() -> None:
+            calls = [site.call("POST", COMPLETIONS, {"prompt": f"held {i}", "max_tokens": 1}) for i in range(4)]
+            inside = [asyncio.ensure_future(call.run()) for call in calls]
+            await held.wait(2)
+            for path, body in ((COMPLETIONS, {"prompt": "late"}), ("/tokenize", {"prompt": "late"})):
+                assert (await site.call("POST", path, body).run()).status == 429
+            held._release.set()
+            assert [reply.status for reply in await asyncio.gather(*inside)] == [200] * 4
+
+        site.run(full())
+        assert sorted(held.begun) == [f"held {i}" for i in range(4)]
+
+
+@pytest.mark.parametrize("end", ["leaves", "deadline", "request_timeout"])
+def test_who_is_gone_costs_no_tokenising(end):
+    """A deadline counts from the arrival, and whoever left is let go, also while texts before theirs are tokenised:
+    what has not begun does not begin."""
+    limit = {"request_timeout": 0.3} if end == "request_timeout" else {}
+    with Site(noisy_engine, **limit) as site, Held(site) as held:
+
+        async def gone() -> None:
+            before = [site.call("POST", "/tokenize", {"prompt": f"held {i}"}) for i in range(2)]
+            holding = [asyncio.ensure_future(call.run()) for call in before]
+            await held.wait(2)
+            more = {"deadline": 0.05} if end == "deadline" else {}
+            call = site.call("POST", COMPLETIONS, {"prompt": "gone", **more})
+            leaving = asyncio.ensure_future(call.run())
+            if end == "leaves":
+                while site.server.service.gate.inside < 3:
+                    await asyncio.sleep(0.001)
+                call.leave()
+            reply = await leaving
+            assert reply.status == (0 if end == "leaves" else 408)
+            held._release.set()
+            await asyncio.gather(*holding)
+            assert (await site.call("POST", "/tokenize", {"prompt": "next"}).run()).status == 200 or limit
+
+        site.run(gone())
+        assert "gone" not in held.begun
+        site.settle()
+
+
+def test_long_texts_do_not_hold_up_short_ones():
+    """However many of them wait to be tokenised."""
+    with Site(noisy_engine) as site, Held(site) as held:
+
+        async def short() -> None:
+            calls = [site.call("POST", "/tokenize", {"prompt": "held" + "x" * LONG}) for _ in range(3)]
+            holding = [asyncio.ensure_future(call.run()) for call in calls]
+            await held.wait(1)
+            assert (await site.call("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 1}).run()).status == 200
+            held._release.set()
+            assert [reply.json["count"] for reply in await asyncio.gather(*holding)] == [LONG + 4] * 3
+
+        site.run(short())
+
+
+def test_a_long_prediction_is_tokenised_among_the_long_texts():
+    """Only what an answer could be as long as gets to the engine's callers, all of whom share their threads."""
+    with Site(noisy_engine) as site:
+        tokenizer, threads = site.server.service.prompts.tokenizer, set()
+        encode = tokenizer.encode
+
+        def noted(text: str, *more: bool) -> list[int]:
+            if len(text) >= LONG:
+                threads.add(threading.current_thread().name)
+            return encode(text, *more)
+
+        tokenizer.encode = noted
+        error = site.refused(COMPLETIONS, {"prompt": "a", "prediction": {"type": "content", "content": "x" * LONG}})
+        assert error["param"] == "prediction"
+        assert "the window is 400" in error["message"]
+        assert threads == {"forerun-long-text_0"}
+        assert site.refused(COMPLETIONS, {"prompt": "a", "bad_words": ["x" * LONG]})["param"] == "bad_words"
+        assert threads == {"forerun-long-text_0"}
+
+
 def test_long_prompts_starve_nobody():
     """While a prompt of many steps is read, a short one that came later gets its tokens; what decodes goes on."""
     # Slow steps: the short prompt comes long before the first long one, of 94 steps at least, is read.
@@ -359,6 +467,24 @@ def test_a_request_that_memory_cannot_hold_is_refused():
         assert error["param"] == "max_tokens"
         assert "kv_cache_memory_bytes" in error["message"]
         assert site.chat(max_tokens=5, seed=1)["usage"]["completion_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("length", "fields", "param"),
+    [
+        (30, {"max_tokens": 100}, "max_tokens"),
+        (30, {"max_completion_tokens": 100}, "max_completion_tokens"),
+        (100, {}, "messages"),
+        (100, {"prompt_logprobs": 1}, "messages"),
+    ],
+)
+def test_a_chat_that_memory_cannot_hold_is_told_by_its_own_fields(length, fields, param):
+    """Neither `prompt` nor `max_tokens` where the client gave another one."""
+    target = ascii_model()
+    with Site(lambda: engine(target=target, kv_cache_memory_bytes=4 * target.block_bytes)) as site:
+        error = site.refused(CHAT, {"messages": [{"role": "user", "content": "a" * length}], **fields})
+        assert error["param"] == param
+        assert error["message"].startswith(f"{param}: ")
 
 
 # ------------------------------------------------------------------------------------------------------------- ending

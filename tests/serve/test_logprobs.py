@@ -10,6 +10,7 @@ from engine.conftest import KINDS, PROMPTS, drafter_of, engine_of, plain
 from forerun import Sampling
 from forerun.errors import OptionError
 from forerun.sampling import Row
+from forerun.serve.tokens import TokenText
 from forerun.target.table import TableTarget, history_model
 from laws import naive
 from laws.pairwise import pairwise
@@ -141,3 +142,27 @@ def test_a_prompt_is_scored_raw_in_either_mode(processed, site):
     assert ours["token_logprobs"][6:] != raw["token_logprobs"][6:]
     scores = {"prompt": "abcabc", "prompt_logprobs": 1, "max_tokens": 1}
     assert len({str(one.complete(**scores)["choices"][0]["prompt_logprobs"]) for one in (processed, site)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("pieces", "texts"),
+    [
+        (["\u0120the", "caf\u00c3\u00a9", "\u0120"], [" the", "caf\u00e9", " "]),  # GPT-2's letters for bytes
+        (
+            ["\u2581the", "caf\u00e9", "\u2581", "\u0120"],
+            [" the", "caf\u00e9", " ", "\u0120"],
+        ),  # sentencepiece, all letters
+    ],
+    ids=["byte-level", "sentencepiece"],
+)
+def test_letters_stand_for_bytes_where_a_space_is_one(pieces, texts):
+    """A large vocabulary of whole characters has the letter that GPT-2 writes for a space too: as itself."""
+
+    class Vocabulary:
+        special_ids = frozenset()
+
+        def vocabulary(self):
+            return {piece: i for i, piece in enumerate(pieces)}
+
+    tokens = TokenText(Vocabulary())
+    assert [tokens.bytes_of(i) for i in range(len(pieces))] == [text.encode() for text in texts]

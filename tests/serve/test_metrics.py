@@ -19,8 +19,9 @@ from forerun.drafters.small import Small
 from forerun.engine import DecodingStats, Engine, EngineOptions
 from forerun.engine.propose import LoadedDrafter
 from forerun.engine.step_times import PHASES
+from forerun.errors import OptionError
 from forerun.serve.account import metrics_of
-from forerun.serve.cards import expected_lengths
+from forerun.serve.cards import Promise, promises
 from forerun.serve.loglines import Levels, StatsLog, drafting_line, own_line
 from forerun.serve.metrics import ALARM, EXPECTED, OWN, RECENT, SHARED, DriftAlarm, Metrics, difference
 from forerun.training.card import _decoding
@@ -56,7 +57,7 @@ def test_the_lists_of_series_are_the_page(watched):
     of_card = {f"forerun:{name}" for name in (EXPECTED, RECENT, ALARM)}
     both = {prefix + name for prefix in ("forerun:", "vllm:") for name in SHARED}
     assert _kinds(watched.get("/metrics").body.decode()) == both | {f"forerun:{name}" for name in OWN} - of_card | four
-    assert _kinds(Metrics("m", False, {"dspark": 3.0}).text().decode()) >= of_card
+    assert _kinds(Metrics("m", False, {"dspark": Promise(3.0)}).text().decode()) >= of_card
 
 
 @pytest.mark.parametrize("name", [*SHARED, *OWN])
@@ -412,19 +413,23 @@ def test_differences_add_up():
     assert more.accepted_by_position == [1, 0, 0, 0, 0]
 
 
-def _round(accepted: int) -> DecodingStats:
+def _round(accepted: int, verified: int = 4) -> DecodingStats:
     stats = DecodingStats()
-    stats.record(4, 4, accepted)
+    stats.record(4, verified, accepted)
     return stats
+
+
+def _alarm(metrics: Metrics, name: str) -> float | None:
+    labels = {"model_name": "m", "engine": "0", "drafter": name}
+    return metrics.registry.get_sample_value(f"forerun:{ALARM}", labels)
 
 
 def test_the_alarm_rings_when_accepted_length_drifts_from_the_card():
     """Not before enough rounds, not for a drafter that keeps its promise, and it stops when it is kept again."""
-    metrics = Metrics("m", False, {"good": 3.0, "bad": 3.0})
+    metrics = Metrics("m", False, {"good": Promise(3.0), "bad": Promise(3.0)})
 
     def alarm(name: str) -> float:
-        labels = {"model_name": "m", "engine": "0", "drafter": name}
-        return metrics.registry.get_sample_value(f"forerun:{ALARM}", labels)
+        return _alarm(metrics, name)
 
     for _ in range(199):
         metrics.drift.add("good", _round(2))
@@ -439,19 +444,36 @@ def test_the_alarm_rings_when_accepted_length_drifts_from_the_card():
     assert alarm("bad") == 0
 
 
+@pytest.mark.parametrize(("verified", "accepted", "rings"), [(1, 1, 0), (0, 0, 0), (1, 0, 1), (4, 1, 1), (4, 2, 0)])
+def test_the_alarm_asks_no_more_of_short_drafts_than_they_can_give(verified, accepted, rings):
+    """Under load, or for a request that asks for it, one token is verified where the card's decoding verified four: who
+    has it accepted keeps the promise."""
+    metrics = Metrics("m", False, {"d": Promise(4.0, (0.9, 0.8, 0.7, 0.6))})
+    for _ in range(DriftAlarm.ROUNDS):
+        metrics.drift.add("d", _round(accepted, verified))
+    assert _alarm(metrics, "d") == rings
+
+
 def test_the_card_of_a_drafter_is_read(tmp_path):
-    """The line that `forerun train` writes; a folder without a card promises nothing."""
+    """The lines that `forerun train` writes, of the temperature with the smaller promise; a folder without a card
+    promises nothing."""
     from forerun.drafters.ngram import Ngram
 
     rows = [
-        {"temperature": t, "prompts": 20, "mean_accepted_length": length, "tokens_per_step": 2.0}
-        for t, length in ((0.0, 3.25), (1.0, 2.75))
+        {
+            "temperature": t,
+            "prompts": 20,
+            "mean_accepted_length": length,
+            "tokens_per_step": 2.0,
+            "acceptance_by_position": rates,
+        }
+        for t, length, rates in ((0.0, 3.25, [0.9, 0.9]), (1.0, 2.75, [0.8, 0.5, None]))
     ]
     (tmp_path / "README.md").write_text("# card\n\n" + "\n\n".join(map(_decoding, rows)), encoding="utf-8")
     with_card = LoadedDrafter(Ngram(), SpeculativeConfig(method="ngram", model=str(tmp_path)))
     without = LoadedDrafter(Ngram(), SpeculativeConfig(method="ngram"))
-    assert expected_lengths([with_card]) == {"ngram": 2.75}
-    assert expected_lengths([without]) == {}
+    assert promises([with_card]) == {"ngram": Promise(2.75, (0.8, 0.4))}
+    assert promises([without]) == {}
 
 
 def test_a_trace_has_a_span_for_each_request(site):
@@ -485,3 +507,24 @@ def test_a_trace_has_a_span_for_each_request(site):
     assert (span["name"], span["context"]) == ("llm_request", "00-1-2-01")
     assert (span["gen_ai.usage.prompt_tokens"], span["gen_ai.usage.completion_tokens"]) == (3, 4)
     assert span["start"] < span["end"]
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("http://localhost:4318", "http://localhost:4318/v1/traces"),
+        ("http://localhost:4318/", "http://localhost:4318/v1/traces"),
+        ("https://collector/tenant/v1/traces", "https://collector/tenant/v1/traces"),
+        ("localhost:4317", None),
+        ("grpc://localhost:4317", None),
+    ],
+)
+def test_spans_go_where_a_collector_takes_them(given, url):
+    """What is usually typed is the address alone, which answers 404; what cannot be posted to is told at the start."""
+    from forerun.serve.tracing import Tracer, traces_url
+
+    if url is not None:
+        assert traces_url(given) == url
+    else:
+        with pytest.raises(OptionError, match="--otlp-traces-endpoint"):
+            Tracer.to(given)

@@ -15,6 +15,7 @@ import pytest
 from drafters.kinds import drafting
 from forerun.drafters.ngram import Ngram
 from forerun.drafters.small import Small
+from forerun.target.table import PLAIN_TEMPLATE, ByteTokenizer
 from laws.pairwise import Case, pairwise, product
 from serve.kit import VOCAB, Call, Reply, Site, ascii_model, counted, engine, joined, running
 from serve.options import ALPHABET, CASES, CHAT, COMPLETIONS, ELSEWHERE, VALUES, endpoint, fields_of, request_with
@@ -27,6 +28,7 @@ WITHOUT_EFFECT = {
 """Options that change nothing in this model's completions, or not the tokens."""
 
 DRAFTERS = ["vanilla", "ngram", "small", "dspark"]
+TEMPLATE = "{{ documents[0].text if documents }}{{ '~' if enable_thinking is false }}" + PLAIN_TEMPLATE
 
 
 def test_no_field_is_forgotten():
@@ -37,7 +39,7 @@ def test_no_field_is_forgotten():
 
 def _make(kind: str):
     # Few letters and nearly as likely: every filter, penalty and stop has something to change.
-    flat = {"eos_level": 1, "gap": 0.25, "alphabet": ALPHABET}
+    flat = {"eos_level": 1, "gap": 0.25, "alphabet": ALPHABET, "tokenizer": ByteTokenizer(TEMPLATE)}
     target = ascii_model(**flat)
     drafters = {
         "vanilla": lambda: [],

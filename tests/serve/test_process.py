@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import openai
+import pydantic
 import pytest
 
 from forerun.engine import Engine
@@ -71,7 +75,9 @@ def _status(url: str) -> int:
 def served(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3_dir: Path, tiny_small_dir: Path) -> Iterator[Process]:
     log = tmp_path_factory.mktemp("serve") / "log"
     config = json.dumps({"method": "small", "model": str(tiny_small_dir), "num_speculative_tokens": 3})
-    process = start(str(tiny_qwen3_dir), log, "--served-model-name", "tiny", "--speculative-config", config)
+    template = "{# tools #}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+    more = ("--served-model-name", "tiny", "--speculative-config", config, "--chat-template", template)
+    process = start(str(tiny_qwen3_dir), log, *more)
     yield process
     if process.process.poll() is None:
         process.stop()
@@ -149,6 +155,33 @@ def test_the_openai_client_gets_tools_and_json(client):
     )
     if chat.choices[0].finish_reason == "stop":
         assert json.loads(chat.choices[0].message.content)["a"] in (1, 2)
+
+
+class Weather(pydantic.BaseModel):
+    """Of a place."""
+
+    x: Literal["a", "b"]
+
+
+def test_the_openai_client_parses_what_classes_describe(served):
+    """Tools and forms made of Python classes, whole and streamed, by the library's own helpers."""
+
+    async def main() -> None:
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0) as client:
+            asked = {"model": "tiny", "messages": [{"role": "user", "content": "go"}], "seed": 1, "max_tokens": 200}
+            asked |= {"tools": [openai.pydantic_function_tool(Weather)], "tool_choice": "required"}
+            called = await client.chat.completions.parse(**asked, parallel_tool_calls=False)
+            async with client.chat.completions.stream(**asked, parallel_tool_calls=False) as stream:
+                kinds = [event.type async for event in stream]
+                streamed = await stream.get_final_completion()
+            formed = await client.chat.completions.parse(**{**asked, "tool_choice": "none"}, response_format=Weather)
+        assert "tool_calls.function.arguments.done" in kinds
+        for answer in (called, streamed):
+            [call] = answer.choices[0].message.tool_calls
+            assert isinstance(call.function.parsed_arguments, Weather)
+        assert isinstance(formed.choices[0].message.parsed, Weather)
+
+    asyncio.run(main())
 
 
 def test_the_async_client_in_parallel(served):
@@ -239,8 +272,26 @@ def test_a_model_that_cannot_be_loaded_ends_the_server():
         raise ModelError("--target: there is no such model")
 
     with pytest.raises(ModelError, match="no such model"):
-        serve(load, ServeOptions(), port=0, listening=said.append)
+        serve(load, ServeOptions(drain_timeout=math.inf), port=0, listening=said.append)
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+", said[0])
+
+
+def test_a_stop_does_not_wait_for_the_model():
+    """Told to stop while it loads, it says that a thread is still at it: nothing but the end of the process ends one
+    that reads weights, and Python would wait for it.
+    """
+    release = threading.Event()
+
+    def load() -> Engine:
+        os.kill(os.getpid(), signal.SIGTERM)
+        release.wait(30)
+        raise ModelError("it was not waited for")
+
+    try:
+        assert serve(load, ServeOptions(), port=0) is True
+        assert not release.is_set()
+    finally:
+        release.set()
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@
     page/           what `/` shows                page_files.py, page_data.py,      how it gets there, and its numbers
                                                   page_frontier.py
     reliability.py  what confidences are worth    provenance.py                     where each token came from
+    effective.py    what it was told              lanes.py                          threads for texts, long ones apart
 
 The web framework is imported on first use, so that options can be checked without it.
 """

@@ -102,6 +102,18 @@ class Writer(ABC):
         }
 
 
+def parted(choice: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """What events a piece of a choice becomes: one, or none. A call and the end of the answer are two: OpenAI's client
+    tells that a call is complete by an event behind it."""
+    if choice is None:
+        return []
+    if choice["finish_reason"] is None or "tool_calls" not in choice.get("delta", {}):
+        return [choice]
+    ended = {name: choice[name] for name in ("index", "finish_reason", "stop_reason", "seed")}
+    first = {name: value for name, value in choice.items() if name != "seed"}
+    return [{**first, "finish_reason": None, "stop_reason": None}, {**ended, "delta": {}, "logprobs": None}]
+
+
 def _signed(seed: int) -> int:
     """As a request can give it: 64 bits with a sign."""
     return seed if seed < 2**63 else seed - 2**64
@@ -290,4 +302,4 @@ class ChatWriter(Writer):
         return end
 
 
-__all__ = ["ChatWriter", "CompletionWriter", "Envelope", "Reading", "Wanted", "Writer"]
+__all__ = ["ChatWriter", "CompletionWriter", "Envelope", "Reading", "Wanted", "Writer", "parted"]

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
-from forerun.serve.errors import ApiError, invalid, unknown, unsupported
+from forerun.serve.errors import LONGEST_NAME, ApiError, invalid, unknown, unsupported
 from forerun.serve.fields import NEUTRAL, REFUSED, Fields
 
 logger = logging.getLogger("forerun.serve")
@@ -35,8 +35,9 @@ class Reader:
         found = _parse(await self._bytes(request))
         if not isinstance(found, dict):
             raise invalid(None, f"the body must be a JSON object, got {_shown(found)}")
+        dropped = self._warn if self._ignore_unknown else None
         try:
-            return kind.model_validate(self._known(found, kind))
+            return kind.model_validate(self._known(found, kind), context=dropped)
         except ValidationError as error:
             raise _first(error, kind) from None
         except RecursionError:
@@ -54,13 +55,14 @@ class Reader:
                 if size > self._max_bytes:
                     raise too_large
                 parts.append(part)
+            request.state.size = size
         except ClientDisconnect:
             raise invalid(None, "the body ended early") from None
         return b"".join(parts)
 
     def _known(self, found: dict[str, Any], kind: type[Fields]) -> dict[str, Any]:
         """The fields that exist; others are refused, or dropped with one warning for each name."""
-        known = names_of(kind)
+        known = kind.names()
         kept: dict[str, Any] = {}
         for name, value in found.items():
             if name in known:
@@ -78,9 +80,10 @@ class Reader:
         return kept
 
     def _warn(self, name: str) -> None:
+        name = name[:LONGEST_NAME]
         if name not in self._warned and len(self._warned) < 1000:
             self._warned.add(name)
-            logger.warning("the unknown field %r of requests is ignored (--ignore-unknown-fields)", name[:64])
+            logger.warning("the unknown field %r of requests is ignored (--ignore-unknown-fields)", name)
 
 
 def _is_neutral(name: str, value: Any, found: Mapping[str, Any]) -> bool:
@@ -103,11 +106,6 @@ def _parse(content: bytes) -> Any:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
-
-
-def names_of(kind: type[BaseModel]) -> list[str]:
-    """The fields of a body as a client spells them."""
-    return [field.alias or name for name, field in kind.model_fields.items()]
 
 
 def _first(error: ValidationError, kind: type[Fields]) -> ApiError:
@@ -153,14 +151,14 @@ def _is_field(part: str) -> bool:
     return part.replace("_", "").isalnum() and part.lower() == part and part not in ("str", "bool", "int", "float")
 
 
-def _names_at(kind: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+def _names_at(kind: type[Fields], location: Sequence[int | str]) -> list[str]:
     """The fields of the object at a place in the body, if it is one of ours."""
     from forerun.serve import fields, schemas
 
     named = [part for part in location if isinstance(part, str) and part[:1].isupper()]
     if named:
         inner = getattr(schemas, named[-1], None) or getattr(fields, named[-1], None)
-        return names_of(inner) if inner is not None else []
+        return inner.names() if inner is not None else []
     keys = [part for part in location if isinstance(part, str)]
     for key in keys:
         found = next((f for name, f in kind.model_fields.items() if (f.alias or name) == key), None)
@@ -168,12 +166,12 @@ def _names_at(kind: type[BaseModel], location: Sequence[int | str]) -> list[str]
         if inner is None:
             return []
         kind = inner
-    return names_of(kind)
+    return kind.names()
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def _model_in(annotation: Any) -> type[Fields] | None:
     """The one of our objects that an annotation such as `list[Message] | None` holds."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if isinstance(annotation, type) and issubclass(annotation, Fields):
         return annotation
     found = (_model_in(argument) for argument in getattr(annotation, "__args__", ()))
     return next((model for model in found if model is not None), None)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from forerun.serve.answers import CompletionWriter, Wanted, Writer
+from forerun.serve.answers import CompletionWriter, Envelope, Wanted, Writer
 from forerun.serve.errors import invalid, unsupported
 from forerun.serve.exchange import Exchange
 from forerun.serve.generation import Generation
+from forerun.serve.grammar import Grammar
 from forerun.serve.parameters import form_of, refuse_unbuilt
 from forerun.serve.schemas import CompletionRequest
 from forerun.serve.service import Arrival, Service
@@ -16,22 +18,39 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
 
 
-async def answer_completion(service: Service, request: CompletionRequest, arrival: Arrival) -> Exchange:
+def answer_completion(service: Service, request: CompletionRequest, arrival: Arrival) -> Exchange:
     """The answer, which begins to be computed when it is sent. ApiError: the request cannot be served."""
     model = service.check_model(request.model)
     _check(service, request)
     form = form_of(request)
     given = _prompts(request)
-    n = request.n or 1
-    service.gate.check(n * len(given))
-    prompts = await service.in_text(_ids, service, request, given)
+    envelope = service.envelope(arrival, model, "text_completion")
+    prepare = partial(_prepare, service, request, arrival, envelope, given, form)
+    return service.exchange(request, (request.n or 1) * len(given), arrival, prepare)
+
+
+async def _prepare(
+    service: Service,
+    request: CompletionRequest,
+    arrival: Arrival,
+    envelope: Envelope,
+    given: Sequence[str | list[int]],
+    form: Grammar | None,
+) -> Generation:
+    """From prompts to what the engine is asked. Each takes its turn among the texts: between two of them others have
+    theirs, and a client that has left costs no more."""
+    size = arrival.size
+    await service.check_prediction(request, size)
+    prompts = [await service.lanes.text(size, _ids, service, request, prompt) for prompt in given]
     most = service.parameters.max_tokens("prompt", prompts, request.max_tokens, DEFAULT_MAX_TOKENS)
     sampling = service.parameters.sampling(request, most, request.logprobs)
-    compiled = await service.in_text(service.compiled, form)
-    ask = service.ask(request, prompts, sampling, compiled)
-    echoed = await service.in_text(_echoed, service, request, given, prompts) if request.echo else []
+    ask = service.ask(request, prompts, sampling, await service.compiled(form))
+    echoed: list[str] = []
+    if request.echo:
+        both = zip(given, prompts, strict=True)
+        echoed = [await service.lanes.text(size, _echoed, service, request, prompt, ids) for prompt, ids in both]
     shown = request.logprobs is not None, bool(request.return_token_ids), request.wants_provenance
-    wanted = Wanted(n, *shown)
+    wanted, top = Wanted(request.n or 1, *shown), _scored(request)
 
     async def writer() -> Writer:
         scores = await service.scores(prompts, top) if top is not None else []
@@ -39,11 +58,8 @@ async def answer_completion(service: Service, request: CompletionRequest, arriva
             wanted, service.tokens, prompts, echoed, scores, show_scores=request.prompt_logprobs is not None
         )
 
-    top = _scored(request)
-    envelope = service.envelope(arrival, model, "text_completion")
-    generation = Generation(service, request, ask, arrival, envelope, writer)
     service.log_request(arrival, ask)
-    return service.exchange(request, ask, arrival, generation.whole, generation.events)
+    return Generation(service, request, ask, arrival, envelope, writer)
 
 
 def _check(service: Service, request: CompletionRequest) -> None:
@@ -54,6 +70,8 @@ def _check(service: Service, request: CompletionRequest) -> None:
         raise invalid("suffix", "needs a prompt that is one text")
     if request.suffix is not None and request.echo:
         raise unsupported("echo", "cannot be combined with suffix")
+    if request.suffix is not None and request.truncate_prompt_tokens is not None:
+        raise unsupported("truncate_prompt_tokens", "cannot be combined with suffix: it would cut its marks off")
 
 
 def _scored(request: CompletionRequest) -> int | None:
@@ -74,27 +92,19 @@ def _prompts(request: CompletionRequest) -> list[str | list[int]]:
     return list(prompt)
 
 
-def _ids(service: Service, request: CompletionRequest, given: Sequence[str | list[int]]) -> list[list[int]]:
+def _ids(service: Service, request: CompletionRequest, prompt: str | list[int]) -> list[int]:
     special = request.add_special_tokens is not False
-    found = []
-    for prompt in given:
-        if isinstance(prompt, str) and request.suffix is not None:
-            ids = service.prompts.of_gap(prompt, request.suffix)
-        else:
-            ids = service.prompts.tokenizer.encode(prompt, special) if isinstance(prompt, str) else prompt
-        if not ids:
-            raise invalid("prompt", "is empty; give at least one token")
-        found.append(service.parameters.truncated(request, ids))
-    return found
+    if isinstance(prompt, str) and request.suffix is not None:
+        ids = service.prompts.of_gap(prompt, request.suffix, special)
+    else:
+        ids = service.prompts.tokenizer.encode(prompt, special) if isinstance(prompt, str) else prompt
+    if not ids:
+        raise invalid("prompt", "is empty; give at least one token")
+    return service.parameters.truncated(request, ids)
 
 
-def _echoed(
-    service: Service, request: CompletionRequest, given: Sequence[str | list[int]], prompts: Sequence[list[int]]
-) -> list[str]:
-    """The text of each prompt: as it was sent, or of its ids where those were sent or cut."""
-    decode = service.prompts.tokenizer.decode
-    whole = request.truncate_prompt_tokens is None
-    return [
-        text if isinstance(text, str) and whole else decode(ids, False)
-        for text, ids in zip(given, prompts, strict=True)
-    ]
+def _echoed(service: Service, request: CompletionRequest, prompt: str | list[int], ids: list[int]) -> str:
+    """The text of a prompt: as it was sent, or of its ids where those were sent or cut."""
+    if isinstance(prompt, str) and request.truncate_prompt_tokens is None:
+        return prompt
+    return service.prompts.tokenizer.decode(ids, False)

@@ -12,6 +12,8 @@ logger = logging.getLogger("forerun.serve")
 
 INVALID = "invalid_request_error"
 CLOSING = "the server is shutting down"
+LONGEST_NAME = 64
+"""Characters of a name that a client made up which are compared, repeated or remembered."""
 
 
 class ApiError(Exception):
@@ -44,8 +46,10 @@ def unsupported(param: str, message: str) -> ApiError:
 
 
 def unknown(param: str, known: Iterable[str]) -> ApiError:
-    """400: a field nobody knows, with the nearest one that exists."""
-    return invalid(param, f"unknown field; {nearest(param.rpartition('.')[2], known)}", "unknown_parameter")
+    """400: a field nobody knows, with the nearest one that exists. A name without end is cut before it is compared."""
+    place, dot, name = param.rpartition(".")
+    name = name[:LONGEST_NAME]
+    return invalid(f"{place}{dot}{name}", f"unknown field; {nearest(name, known)}", "unknown_parameter")
 
 
 def too_long(param: str, count: int, new: int, window: int) -> ApiError:

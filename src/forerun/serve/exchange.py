@@ -131,13 +131,14 @@ class EventStream(Exchange):
     `ping` seconds of silence a comment keeps proxies from giving up.
     """
 
-    def __init__(self, events: Callable[[], Events], ping: float, **options: Any):
+    def __init__(self, prepare: Callable[[], Awaitable[Events]], ping: float, **options: Any):
         super().__init__(**options)
-        self._events = events
+        self._prepare = prepare
         self._ping = ping
 
     async def work(self) -> None:
-        async with aclosing(self._events()) as events:  # type: ignore[type-var]
+        # Without pings: what is wrong with a prompt gets a status of its own, however long its text waited.
+        async with aclosing(await self._prepare()) as events:  # type: ignore[type-var]
             while True:
                 event = await self._next(events)
                 if event is None:

@@ -6,9 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from itertools import islice
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from forerun.sampling.options import ADDED, BIAS, REPETITION
 
@@ -18,6 +28,28 @@ Float = Annotated[float, Strict()]
 Id = Annotated[Int, Field(ge=0)]
 Penalty = Annotated[Float, Field(ge=-ADDED, le=ADDED)]
 
+_Item = TypeVar("_Item")
+
+AT_ONCE = 64
+"""Entries of an object that are validated before it is looked at whether one was wrong."""
+
+
+def _in_portions(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """An object without errors, or those of the first portion that has some."""
+    if not isinstance(value, dict):
+        return validate(value)
+    found: dict[str, Any] = {}
+    entries = iter(value.items())
+    while portion := dict(islice(entries, AT_ONCE)):
+        found |= validate(portion)
+    return found
+
+
+# Errors are collected before one is told, each of them hundreds of bytes: a client that sends one byte for each would
+# have the memory. So a list ends at its first error and an object soon behind it, and a body has no others than these.
+ListOf = Annotated[list[_Item], Field(fail_fast=True)]
+ObjectOf = Annotated[dict[str, _Item], WrapValidator(_in_portions)]
+
 
 class Fields(BaseModel):
     """An object of a request's body."""
@@ -26,8 +58,24 @@ class Fields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_absent(cls, data: Any) -> Any:
-        return {k: v for k, v in data.items() if v is not None} if isinstance(data, Mapping) else data
+    def _null_is_absent(cls, data: Any, info: ValidationInfo) -> Any:
+        """And so is an unknown field, where there is a context: a function that is told of each. Where there is none,
+        the first is kept, to be complained about."""
+        if not isinstance(data, Mapping):
+            return data
+        kept = {name: value for name, value in data.items() if value is not None}
+        known = cls.names()
+        for index, name in enumerate([name for name in kept if name not in known]):
+            if info.context is not None:
+                info.context(name)
+            if info.context is not None or index:
+                del kept[name]
+        return kept
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The fields as a client spells them."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
 
 
 class StreamOptions(Fields):
@@ -44,7 +92,7 @@ class StreamOptions(Fields):
 class Speculative(Fields):
     """How this request is drafted for. It never changes the law of the output."""
 
-    method: str | list[str] | None = None
+    method: str | ListOf[str] | None = None
     """Which of the loaded drafters may propose."""
     max_draft: Annotated[Int, Field(ge=0)] | None = None
     """Lowers K; it never raises it."""
@@ -57,7 +105,7 @@ class JsonSchema(Fields):
 
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: ObjectOf[Any] | None = Field(default=None, alias="schema")
     strict: Bool | None = None
 
 
@@ -71,10 +119,10 @@ class ResponseFormat(Fields):
 class StructuredOutputs(Fields):
     """vLLM's spelling; exactly one of them."""
 
-    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    json_: ObjectOf[Any] | str | None = Field(default=None, alias="json")
     """A schema, as an object or as text."""
     regex: str | None = None
-    choice: list[str] | None = Field(default=None, min_length=1)
+    choice: ListOf[str] | None = Field(default=None, min_length=1)
     grammar: str | None = None
     """A context-free grammar in Lark's notation."""
     json_object: Bool | None = None
@@ -93,7 +141,7 @@ class Prediction(Fields):
     """Text expected in the answer: a corpus for the n-gram drafter."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | ListOf[TextPart]
 
 
 class GenerationFields(Fields):
@@ -108,9 +156,9 @@ class GenerationFields(Fields):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[Float, Field(ge=REPETITION[0], le=REPETITION[1])] | None = None
-    logit_bias: dict[str, Annotated[Float, Field(ge=-BIAS, le=BIAS)]] | None = None
-    allowed_token_ids: list[Id] | None = Field(default=None, min_length=1)
-    bad_words: list[str | list[Id]] | None = None
+    logit_bias: ObjectOf[Annotated[Float, Field(ge=-BIAS, le=BIAS)]] | None = None
+    allowed_token_ids: ListOf[Id] | None = Field(default=None, min_length=1)
+    bad_words: ListOf[str | ListOf[Id]] | None = None
     seed: Annotated[Int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[Int, Field(ge=1, le=128)] | None = None
     # --- where it ends
@@ -118,16 +166,16 @@ class GenerationFields(Fields):
     min_tokens: Annotated[Int, Field(ge=0)] | None = None
     min_new_tokens: Annotated[Int, Field(ge=0)] | None = None
     """SGLang's name of `min_tokens`."""
-    stop: Annotated[str, Field(min_length=1)] | list[Annotated[str, Field(min_length=1)]] | None = None
-    stop_token_ids: list[Id] | None = None
+    stop: Annotated[str, Field(min_length=1)] | ListOf[Annotated[str, Field(min_length=1)]] | None = None
+    stop_token_ids: ListOf[Id] | None = None
     ignore_eos: Bool | None = None
     include_stop_str_in_output: Bool | None = None
     # --- its form
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
+    guided_json: ObjectOf[Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = Field(default=None, min_length=1)
+    guided_choice: ListOf[str] | None = Field(default=None, min_length=1)
     guided_grammar: str | None = None
     # --- text and ids
     skip_special_tokens: Bool | None = None
@@ -153,7 +201,7 @@ class GenerationFields(Fields):
     """Only requests with the same one find prefixes of each other in the cache."""
     # --- no effect on tokens
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: ObjectOf[Any] | None = None
     store: Bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None

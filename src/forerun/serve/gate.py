@@ -79,7 +79,7 @@ class Gate:
         Raises:
             ApiError: 503 while draining, 429 with Retry-After if the queue is full, 400 if it could never fit.
         """
-        self.check(samples)
+        self._check(samples)
         entered, start = Pass(samples, deadline), time.monotonic()
         self._passes.add(entered)
         self._inside += samples
@@ -93,8 +93,7 @@ class Gate:
             if not self._passes:
                 self._empty.set()
 
-    def check(self, samples: int) -> None:
-        """What `enter` would refuse now: asked before work is put into reading a request."""
+    def _check(self, samples: int) -> None:
         if self.draining:
             raise unavailable(CLOSING)
         if samples > self._capacity:

@@ -10,7 +10,7 @@ from typing import Any
 from forerun.engine import Completion
 from forerun.serve.account import Account, metrics_of, timings_of, usage_of
 from forerun.serve.answer import THINK, THINK_END
-from forerun.serve.answers import Envelope, Reading, Writer
+from forerun.serve.answers import Envelope, Reading, Writer, parted
 from forerun.serve.fields import GenerationFields, StreamOptions
 from forerun.serve.parameters import Ask
 from forerun.serve.service import Arrival, Service
@@ -50,7 +50,7 @@ class Generation:
 
     async def whole(self) -> dict[str, Any]:
         """The body of the answer."""
-        writer = await self.make_writer()
+        writer = await self._writer()
         done: list[Completion] = []
         async with aclosing(self._chunks()) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
@@ -64,27 +64,29 @@ class Generation:
         """The events of a stream, in order."""
         options = self.fields.stream_options or StreamOptions()
         with_usage = options.include_usage or self.service.options.enable_force_include_usage
-        writer = await self.make_writer()
+        writer = await self._writer()
         done: list[Completion] = []
         once = self.said_once
         async with aclosing(self._chunks()) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 if chunk.completion is not None:
                     done.append(chunk.completion)
-                choice = writer.piece(chunk)
-                if choice is None:
-                    continue
-                event, once = self.envelope.event([choice]) | once, {}
-                if options.continuous_usage_stats:
-                    event["usage"] = self.account.usage()
-                elif with_usage:
-                    event["usage"] = None
-                last = len(done) == self.ask.samples and not with_usage
-                if self.fields.timings_per_token or (last and self._timed):
-                    event["timings"] = timings_of(self.account)
-                yield event
+                for choice in parted(writer.piece(chunk)):
+                    event, once = self.envelope.event([choice]) | once, {}
+                    if options.continuous_usage_stats:
+                        event["usage"] = self.account.usage()
+                    elif with_usage:
+                        event["usage"] = None
+                    last = choice["finish_reason"] and len(done) == self.ask.samples and not with_usage
+                    if self.fields.timings_per_token or (last and self._timed):
+                        event["timings"] = timings_of(self.account)
+                    yield event
         if with_usage:
             yield self.envelope.event([]) | {"usage": await self._usage(done)} | self._measured()
+
+    async def _writer(self) -> Writer:
+        with self.service.spelled(self.ask):
+            return await self.make_writer()
 
     def _chunks(self) -> AsyncIterator[Any]:
         return self.service.chunks(self.ask, self.account, self.arrival)
@@ -92,7 +94,7 @@ class Generation:
     async def _usage(self, done: list[Completion]) -> dict[str, Any]:
         count = None
         if self.reading.reasoning:
-            count = await self.service.in_text(self._reasoning_tokens, done)
+            count = await self.service.lanes.text(0, self._reasoning_tokens, done)
         return usage_of(self.account, count, self.fields.prediction is not None)
 
     def _reasoning_tokens(self, done: list[Completion]) -> int:

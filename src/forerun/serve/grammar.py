@@ -27,13 +27,35 @@ KEPT = 64
 LONGEST = 1 << 18
 """Characters of a grammar's source: its compilation must not take memory without bound."""
 
+MOST_ITEMS, MOST_ITEMS_OF_A_STEP = 384, 20_000
+"""Of a client's own grammar: items that its parser keeps at one place, and adds for one mask. An ambiguous one gathers
+them with its text, and a mask costs up to the square of their number, on the engine's thread: `s: "a" | s s | s s s`
+would go on for 400 tokens, to the parser's own bound of 2,000. Measured over Qwen's vocabulary, ordinary grammars (SQL,
+arithmetic, JSON) need 8 and 7,300, and a rule needs one for each of its literals. A JSON schema cannot be ambiguous
+like that, and needs many (4 for each optional property): it keeps the parser's bounds."""
+
+
+class _TooComplex(Exception):
+    """The parser of forms has reached a bound of its own: nobody can say what is allowed."""
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """What an answer may begin with, and its form is not about."""
+
+    begin: int | None
+    """The token that begins it, if the answer's first one does; None: the prompt has begun it."""
+    end: int
+    """The token that ends it."""
+
 
 @dataclass(frozen=True)
 class Grammar:
     """The form of an answer as it was asked for. `param` is the field that asked."""
 
     param: str
-    kind: Literal["json", "regex", "lark"]
+    kind: Literal["json", "regex", "lark", "own"]
+    """`own`: Lark that was made here, around what a client gave."""
     source: str
 
     def __post_init__(self) -> None:
@@ -55,12 +77,19 @@ class Grammar:
         """One of some texts."""
         if not all(texts):
             raise invalid(param, "an empty text cannot be chosen")
-        return cls(param, "lark", "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
+        # A terminal: the parser keeps one item for it, where it would keep one for each text of a rule.
+        one_of = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+        return cls(param, "own", f"start: CHOICE\nCHOICE: {one_of}")
 
     @classmethod
     def lark(cls, param: str, source: str) -> Grammar:
         """A context-free grammar in Lark's notation, as llguidance reads it."""
         return cls(param, "lark", source)
+
+    @classmethod
+    def own(cls, param: str, source: str) -> Grammar:
+        """The same notation, of a grammar that this program wrote and knows not to be ambiguous."""
+        return cls(param, "own", source)
 
 
 class Grammars:
@@ -97,7 +126,7 @@ class Grammars:
 
     def _compiled(self, grammar: Grammar) -> Any:
         try:
-            from llguidance import LLMatcher
+            from llguidance import LLMatcher, LLParserLimits
         except ImportError as error:
             raise unsupported(grammar.param, not_imported(error, "serve", "llguidance")) from error
         if not self._eos_ids:
@@ -111,7 +140,10 @@ class Grammars:
                 text = LLMatcher.grammar_from_lark(grammar.source)
         except ValueError as error:
             raise _refused(grammar, str(error)) from None
-        matcher = LLMatcher(self._tokens(), text, log_level=0)
+        limits = LLParserLimits()
+        if grammar.kind == "lark":
+            limits = LLParserLimits(max_items_in_row=MOST_ITEMS, step_max_items=MOST_ITEMS_OF_A_STEP)
+        matcher = LLMatcher(self._tokens(), text, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refused(grammar, matcher.get_error())
         return matcher
@@ -161,16 +193,39 @@ class Form:
         self.param = param
         self.vocab_size = vocab_size
         self.eos_ids = list(eos_ids)
+        self._trouble: str | None = None
         self._fresh = fresh
         self._places: OrderedDict[int, tuple[list[int], Any]] = OrderedDict()
         self._numbers = 0
 
-    def of(self, prompt_length: int) -> Constraint:
-        """The form as a constraint on what follows a prompt of this length."""
-        return Constraint(self, prompt_length)
+    def of(self, prompt_length: int, reasoning: Reasoning | None = None) -> Constraint:
+        """The form as a constraint on what follows a prompt of this length, and reasoning if there may be some."""
+        return Constraint(self, prompt_length, reasoning)
+
+    @property
+    def nothing_left(self) -> str:
+        """Why no token could be drawn."""
+        if self._trouble is not None:
+            return f"this form is too complex to follow: {self._trouble}"
+        return "no token is left by this form together with the other options"
+
+    def allowed(self, output: Sequence[int]) -> Any:
+        """[V] bool, what may follow these tokens; None where the grammar does not allow them. `_TooComplex`."""
+        import numpy as np
+
+        matcher = self.at(output)
+        if matcher is None:
+            return None
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+        self._check(matcher)
+        allowed = np.zeros(self.vocab_size, dtype=bool)
+        known = min(self.vocab_size, len(bits))
+        allowed[:known] = bits[:known].astype(bool)
+        allowed[self.eos_ids] = allowed[self.eos_ids[0]]
+        return allowed
 
     def at(self, output: Sequence[int]) -> Any:
-        """A matcher that has read exactly these tokens; None where the grammar does not allow them."""
+        """A matcher that has read exactly these tokens; None where the grammar does not allow them. `_TooComplex`."""
         wanted = [self.eos_ids[0] if token in self.eos_ids else token for token in output]
         number, read, matcher = self._nearest(wanted)
         shared = _common(read, wanted)
@@ -181,7 +236,15 @@ class Form:
         consumed = matcher.try_consume_tokens(rest) if rest else 0
         read += rest[:consumed]
         self._places.move_to_end(number)
+        self._check(matcher)
         return matcher if consumed == len(rest) else None
+
+    def _check(self, matcher: Any) -> None:
+        """Gives a matcher up that has reached a bound: it never answers again, and refuses whatever it is given."""
+        if matcher.is_error():
+            self._trouble = " ".join(matcher.get_error().partition("<state>")[0].split())[:200]
+            self._places = OrderedDict((n, place) for n, place in self._places.items() if place[1] is not matcher)
+            raise _TooComplex
 
     def _nearest(self, wanted: list[int]) -> tuple[int, list[int], Any]:
         """The place from which least has to be taken back or read; a new one where none is near."""
@@ -198,39 +261,49 @@ class Form:
 class Constraint:
     """A form as a logits processor of one prompt's samples, and as the rule that ends them."""
 
-    def __init__(self, form: Form, prompt_length: int):
+    def __init__(self, form: Form, prompt_length: int, reasoning: Reasoning | None = None):
         self._form = form
         self._prompt_length = prompt_length
+        self._reasoning = reasoning
 
     def __call__(self, tokens: Sequence[int], logits: Tensor) -> Tensor:
         """Logits [V] with everything masked that the form does not allow behind these tokens.
 
-        Behind a draft token that is itself not allowed nothing is masked: verification refuses that token, so the row
-        is never looked at.
+        Reasoning is free, but the answer does not end with it. Behind a draft token that is itself not allowed nothing
+        is masked: verification refuses that token, so the row is never looked at. Where the form cannot be followed any
+        more nothing is left: whoever has to draw there learns it, however the place was reached.
         """
         import torch
 
-        matcher = self._form.at(tokens[self._prompt_length :])
-        if matcher is None:
+        output = tokens[self._prompt_length :]
+        start = self._start(output)
+        if start is None:
+            return logits.index_fill(-1, torch.tensor(self._form.eos_ids, device=logits.device), float("-inf"))
+        try:
+            allowed = self._form.allowed(output[start:])
+        except _TooComplex:
+            return torch.full_like(logits, float("-inf"))
+        if allowed is None:
             return logits
-        allowed = torch.from_numpy(self._allowed(matcher)).to(logits.device)
-        return logits.masked_fill(~allowed, float("-inf"))
+        if not output and self._reasoning is not None and self._reasoning.begin is not None:
+            allowed[self._reasoning.begin] = True
+        return logits.masked_fill(~torch.from_numpy(allowed).to(logits.device), float("-inf"))
 
-    def _allowed(self, matcher: Any) -> Any:
-        """[V] bool"""
-        import numpy as np
-
-        form = self._form
-        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
-        allowed = np.zeros(form.vocab_size, dtype=bool)
-        known = min(form.vocab_size, len(bits))
-        allowed[:known] = bits[:known].astype(bool)
-        allowed[form.eos_ids] = allowed[form.eos_ids[0]]
-        return allowed
+    def _start(self, output: Sequence[int]) -> int | None:
+        """Where the form begins; None: not yet."""
+        reasoning = self._reasoning
+        if reasoning is None or (reasoning.begin is not None and list(output[:1]) != [reasoning.begin]):
+            return 0
+        return output.index(reasoning.end) + 1 if reasoning.end in output else None
 
     def complete(self, tokens: Sequence[int]) -> bool:
         """Whether the answer is complete and nothing may follow it."""
-        matcher = self._form.at(tokens[self._prompt_length :])
+        output = tokens[self._prompt_length :]
+        start = self._start(output)
+        try:
+            matcher = None if start is None else self._form.at(output[start:])
+        except _TooComplex:  # told where the next token would be drawn
+            return False
         return matcher is not None and matcher.is_stopped()
 
 
@@ -248,4 +321,4 @@ def _common(left: list[int], right: list[int]) -> int:
     return low
 
 
-__all__ = ["Constraint", "Form", "Grammar", "Grammars"]
+__all__ = ["Constraint", "Form", "Grammar", "Grammars", "Reasoning"]

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from forerun.engine import DecodingStats, Engine
 from forerun.engine.stats import total
+from forerun.serve.cards import Promise
 from forerun.serve.engine_series import CACHE_SERIES, ENGINE_SERIES, EngineSeries
 
 LABELS = ("model_name", "engine")
@@ -86,10 +87,10 @@ class Metrics:
     Args:
         model: the first served name.
         compat: whether the shared series exist under `vllm:` too, with vLLM's four own ones.
-        expected: accepted length by drafter, as its card says.
+        expected: by drafter, what its card promises.
     """
 
-    def __init__(self, model: str, compat: bool, expected: Mapping[str, float] | None = None):
+    def __init__(self, model: str, compat: bool, expected: Mapping[str, Promise] | None = None):
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model, "engine": "0"}
         self._prefixes = ("forerun:", "vllm:") if compat else ("forerun:",)
@@ -223,9 +224,10 @@ class _VllmCounters:
 class DriftAlarm:
     """Whether recent requests accept what the drafter's card promises.
 
-    Compared is what a round accepts beyond the token it would have had anyway. Half of the promise is the border: a
-    drafter of another template or target falls far below it, other prompts and temperatures do not (assumed, and the
-    border `forerun doctor` uses).
+    Compared is what rounds accept beyond the token they would have had anyway with what they should have by the card,
+    given how many tokens each of them verified: K is small under load, and where a request says so. Half of the promise
+    is the border: a drafter of another template or target falls far below it, other prompts and temperatures do not
+    (assumed, and the border `forerun doctor` uses).
     """
 
     WINDOW = 256
@@ -233,17 +235,17 @@ class DriftAlarm:
     ROUNDS = 200
     """Rounds they must have together before anything is said."""
 
-    def __init__(self, metrics: Metrics, expected: Mapping[str, float]):
+    def __init__(self, metrics: Metrics, expected: Mapping[str, Promise]):
         self._expected = dict(expected)
-        self._recent: dict[str, deque[tuple[int, int]]] = {name: deque(maxlen=self.WINDOW) for name in expected}
+        self._recent: dict[str, deque[tuple[float, ...]]] = {name: deque(maxlen=self.WINDOW) for name in expected}
         if not expected:
             return
         label = "drafter"
         card = metrics.gauge(EXPECTED, "What the drafter's card says.", label)
         self._length = metrics.gauge(RECENT, "Of recent requests, bonus included.", label)
         self._alarm = metrics.gauge(ALARM, "1: recent requests accept less than half of what the card says.", label)
-        for name, length in expected.items():
-            card(name).set(length)
+        for name, promise in expected.items():
+            card(name).set(promise.length)
             self._alarm(name).set(0)
 
     def add(self, drafter: str, stats: DecodingStats) -> None:
@@ -251,11 +253,11 @@ class DriftAlarm:
         if drafter not in self._recent or stats.drafting_rounds == 0:
             return
         recent = self._recent[drafter]
-        recent.append((stats.drafting_rounds, stats.accepted))
-        rounds, accepted = (sum(column) for column in zip(*recent, strict=True))
+        recent.append((stats.drafting_rounds, stats.accepted, self._expected[drafter].accepted(stats)))
+        rounds, accepted, promised = (sum(column) for column in zip(*recent, strict=True))
         self._length(drafter).set(1 + accepted / rounds)
         if rounds >= self.ROUNDS:
-            self._alarm(drafter).set(float(accepted / rounds < (self._expected[drafter] - 1) / 2))
+            self._alarm(drafter).set(float(accepted < promised / 2))
 
 
 NUMBERS = (

@@ -43,7 +43,7 @@ async def profile_document(service: Service) -> dict[str, Any]:
         ],
         "reliability": service.reliability.as_list(),
         "expected": expected,
-        "load": None if profile is None else await service.in_text(_load, service, profile),
+        "load": None if profile is None else await service.lanes.text(0, _load, service, profile),
     }
 
 

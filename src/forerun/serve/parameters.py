@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.errors import OptionError
 from forerun.sampling import LogprobsMode, Sampling
-from forerun.serve.errors import invalid, too_long, unsupported
+from forerun.serve.errors import invalid, too_long, unknown, unsupported
 from forerun.serve.fields import GenerationFields, Speculative, TextPart
-from forerun.serve.grammar import Grammar
+from forerun.serve.grammar import Form, Grammar
 
 SAME_NAME = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
@@ -19,6 +19,10 @@ SAME_NAME = (
     "skip_special_tokens",
 )  # fmt: skip
 """Fields that `Sampling` has under the same name."""
+
+
+MOST_BAD_CHARACTERS = 1 << 16
+"""Of all texts in `bad_words` together: each is tokenised twice, where every request's are."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,12 @@ class Ask:
     speculative: Any = None
     prediction: str | None = None
     priority: int = 0
-    form: str | None = None
-    """The field that prescribes the form of the answer."""
+    form: Form | None = None
+    """That of its answers, where one is prescribed."""
     cache_salt: str | None = None
     """Only requests with the same one share prefixes."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What the engine calls by another name than the request: its options -> fields."""
 
     @property
     def n(self) -> int:
@@ -116,8 +122,20 @@ def refuse_unbuilt(fields: GenerationFields) -> None:
         raise invalid("stream_options", "belongs to stream: true")
     if fields.stream and fields.prompt_logprobs is not None:
         raise unsupported("prompt_logprobs", "cannot be streamed; leave stream away")
-    if fields.prediction is not None and (fields.n or 1) > 1:
+    if fields.prediction is not None:
+        _check_prediction(fields)
+    characters = sum(len(word) for word in fields.bad_words or () if isinstance(word, str))
+    if characters > MOST_BAD_CHARACTERS:
+        raise invalid("bad_words", f"has {characters} characters in all; at most {MOST_BAD_CHARACTERS}")
+
+
+def _check_prediction(fields: GenerationFields) -> None:
+    asked = fields.speculative
+    if (fields.n or 1) > 1:
         raise invalid("prediction", "cannot be combined with n > 1")
+    if asked is False or (isinstance(asked, Speculative) and asked.max_draft == 0):
+        said = "speculative: false" if asked is False else "speculative.max_draft: 0"
+        raise invalid("prediction", f"has no effect with {said}: nothing is drafted")
 
 
 def _min_tokens(fields: GenerationFields) -> int:
@@ -166,6 +184,8 @@ def text_of(content: str | Sequence[TextPart] | None, where: str) -> str:
             raise unsupported(f"{where}[{index}].type", f"only text can be read here, got {part.type[:40]!r}")
         if part.text is None:
             raise invalid(f"{where}[{index}].text", "is required")
+        for name in part.model_extra or ():
+            raise unknown(f"{where}[{index}].{name}", part.names())
     return "".join(part.text or "" for part in content)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from forerun.errors import ModelError, PromptError
 from forerun.parsing import json_of
 from forerun.serve.errors import invalid, unsupported
 from forerun.serve.parameters import text_of
-from forerun.serve.schemas import ChatRequest, Message, TokenizeRequest, Tool
+from forerun.serve.schemas import CalledFunction, ChatRequest, Message, TokenizeRequest, Tool
 from forerun.serve.tools import wants_tools
 from forerun.target.base import Tokenizer
 from forerun.target.tokenizer import HFTokenizer
@@ -52,10 +53,14 @@ class Prompts:
             if not self._trust_templates:
                 raise unsupported("chat_template", "start the server with --trust-request-chat-template to allow it")
             tokenizer = with_template(tokenizer, request.chat_template)
-        options = dict(request.chat_template_kwargs or {})
-        if request.reasoning_effort is not None:
-            options.setdefault("reasoning_effort", request.reasoning_effort)
+        template = _template_of(tokenizer)
+        options = _template_options(request.chat_template_kwargs, template)
+        effort = request.reasoning_effort
+        if effort is not None and options.setdefault("reasoning_effort", effort) != effort:
+            raise invalid("reasoning_effort", "differs from chat_template_kwargs.reasoning_effort; give one of them")
         if request.documents is not None:
+            if not _reads(template, "documents"):
+                raise unsupported("documents", "the chat template of this model does not read them")
             options["documents"] = request.documents
         tools = request.tools if wants_tools(request) else None
         end = (request.add_generation_prompt, request.continue_final_message)
@@ -65,7 +70,7 @@ class Prompts:
         """The conversation of /tokenize, rendered as a chat would be."""
         assert request.messages is not None
         end = (request.add_generation_prompt, request.continue_final_message)
-        options = dict(request.chat_template_kwargs or {})
+        options = _template_options(request.chat_template_kwargs, _template_of(self.tokenizer))
         return self._render(self.tokenizer, request.messages, request.tools, end, options)
 
     def _render(
@@ -80,9 +85,7 @@ class Prompts:
         generation, continued = end
         if generation and continued:
             raise invalid("continue_final_message", "cannot be combined with add_generation_prompt")
-        if tokenizer.chat_template is None:
-            raise unsupported("messages", "the model has no chat template; give --chat-template or use /v1/completions")
-        if tools and "tools" not in tokenizer.chat_template:
+        if tools and not _reads(_template_of(tokenizer), "tools"):
             raise unsupported("tools", "the chat template of this model does not mention tools")
         options["add_generation_prompt"] = not continued if generation is None else generation
         if continued:
@@ -98,21 +101,54 @@ class Prompts:
             message = f"the chat template fails on them: {type(error).__name__}: {error}"
             raise invalid("messages", message[:300]) from None
 
-    def of_gap(self, before: str, behind: str) -> list[int]:
-        """Ids that ask for what stands between two texts. ApiError: the model has no tokens for it."""
+    def of_gap(self, before: str, behind: str, special: bool) -> list[int]:
+        """Ids that ask for what stands between two texts, `special` ones as before any prompt ahead of them. ApiError:
+        the model has no tokens for it."""
         vocabulary = self.tokenizer.vocabulary()
         marks = next((m for m in FILL_IN if all(mark in vocabulary for mark in m)), None)
         if marks is None:
             raise unsupported("suffix", "the model has no fill-in-the-middle tokens")
         first, second, last = (vocabulary[mark] for mark in marks)
         encode = self.tokenizer.encode
-        return [*encode(""), first, *encode(before, False), second, *encode(behind, False), last]
+        return [*encode("", special), first, *encode(before, False), second, *encode(behind, False), last]
+
+
+def _template_of(tokenizer: Tokenizer) -> str:
+    template = tokenizer.chat_template
+    if template is None:
+        raise unsupported("messages", "the model has no chat template; give --chat-template or use /v1/completions")
+    return template
+
+
+OF_THE_REQUEST = (
+    "messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message",
+)  # fmt: skip
+"""What a template reads and the request says elsewhere."""
+
+
+def _template_options(given: Mapping[str, Any] | None, template: str) -> dict[str, Any]:
+    """`chat_template_kwargs`, all of which the template reads."""
+    for name in given or ():
+        place = f"chat_template_kwargs.{name[:64]}"
+        if name in OF_THE_REQUEST:
+            raise invalid(place, f"is a field of the request itself: {name}")
+        if not _reads(template, name):
+            raise unsupported(place, "the chat template of this model does not read it")
+    return dict(given or {})
+
+
+def _reads(template: str, name: str) -> bool:
+    """Whether a template mentions a name; others it would ignore."""
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", template) is not None
 
 
 def _as_dict(message: Message, index: int) -> dict[str, Any]:
     """A message as templates expect it: text content, arguments of calls as objects."""
+    place = f"messages[{index}]"
+    if message.refusal is not None:
+        raise unsupported(f"{place}.refusal", "no chat template reads it; say it in content")
     found: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
-    found["content"] = text_of(message.content, f"messages[{index}].content")
+    found["content"] = text_of(message.content, f"{place}.content")
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             found[name] = value
@@ -121,17 +157,17 @@ def _as_dict(message: Message, index: int) -> dict[str, Any]:
         found["reasoning_content"] = reasoning
     if message.tool_calls:
         found["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": _arguments(call.function.name, call.function.arguments, i)}
+            {"id": call.id, "type": "function", "function": _called(call.function, f"{place}.tool_calls[{i}].function")}
             for i, call in enumerate(message.tool_calls)
         ]
     return found
 
 
-def _arguments(name: str, arguments: str, index: int) -> Mapping[str, Any]:
+def _called(function: CalledFunction, place: str) -> Mapping[str, Any]:
     try:
-        return {"name": name, "arguments": json_of(arguments or "{}")}
+        return {"name": function.name, "arguments": json_of(function.arguments or "{}")}
     except ValueError:
-        raise invalid(f"tool_calls[{index}].function.arguments", "is not JSON") from None
+        raise invalid(f"{place}.arguments", "is not JSON") from None
 
 
 __all__ = ["FILL_IN", "Prompts", "with_template"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,6 +15,7 @@ import forerun
 from forerun.serve.body import Reader
 from forerun.serve.chat import answer_chat
 from forerun.serve.completions import answer_completion
+from forerun.serve.effective import effective
 from forerun.serve.errors import invalid, unavailable
 from forerun.serve.exchange import Exchange, as_json
 from forerun.serve.fields import Fields
@@ -24,6 +26,9 @@ from forerun.serve.service import Arrival, Service
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
+
+OF_A_CHAT = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+"""Fields of /tokenize that say nothing about a text."""
 
 BODIES: dict[str, type[Fields]] = {
     "/v1/chat/completions": ChatRequest,
@@ -49,41 +54,48 @@ def _add_generation(app: FastAPI, server: Server, reader: Reader) -> None:
         arrived = time.perf_counter()
         service = server.service
         body = await reader.read(request, ChatRequest)
-        return await answer_chat(service, body, _arrival(request, arrived, body.request_id))
+        return answer_chat(service, body, _arrival(request, arrived, body.request_id))
 
     @app.post("/v1/completions", response_model=None)
     async def completions(request: Request) -> Exchange:
         arrived = time.perf_counter()
         service = server.service
         body = await reader.read(request, CompletionRequest)
-        return await answer_completion(service, body, _arrival(request, arrived, body.request_id))
+        return answer_completion(service, body, _arrival(request, arrived, body.request_id))
 
 
 def _arrival(request: Request, at: float, own_id: str | None) -> Arrival:
     trace = {name: request.headers[name] for name in TRACE_HEADERS if name in request.headers}
-    return Arrival(at, own_id or request.state.request_id, trace, getattr(request.state, "key", None))
+    state = request.state
+    return Arrival(at, own_id or state.request_id, trace, getattr(state, "key", None), state.size)
 
 
 def _add_tokens(app: FastAPI, server: Server, reader: Reader) -> None:
     @app.post("/tokenize", response_model=None)
-    async def tokenize(request: Request) -> Response:
+    async def tokenize(request: Request) -> Exchange:
+        arrived = time.perf_counter()
         service = server.service
         body = await reader.read(request, TokenizeRequest)
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "give either prompt or messages")
-        return _json(await service.in_text(_tokenized, service, body))
+        for name in OF_A_CHAT if body.prompt is not None else ():
+            if getattr(body, name) is not None:
+                raise invalid(name, "belongs to messages")
+        arrival = _arrival(request, arrived, None)
+        return service.beside(arrival, partial(service.lanes.text, arrival.size, _tokenized, service, body))
 
     @app.post("/detokenize", response_model=None)
-    async def detokenize(request: Request) -> Response:
+    async def detokenize(request: Request) -> Exchange:
+        arrived = time.perf_counter()
         service = server.service
         body = await reader.read(request, DetokenizeRequest)
         service.check_model(body.model)
         outside = [token for token in body.tokens if token >= service.target.vocab_size]
         if outside:
             raise invalid("tokens", f"{outside[0]} is outside the vocabulary of {service.target.vocab_size}")
-        text = await service.in_text(service.prompts.tokenizer.decode, body.tokens, False)
-        return _json({"prompt": text})
+        arrival = _arrival(request, arrived, None)
+        return service.beside(arrival, partial(service.lanes.text, arrival.size, _detokenized, service, body))
 
 
 def _tokenized(service: Service, body: TokenizeRequest) -> dict[str, Any]:
@@ -96,6 +108,10 @@ def _tokenized(service: Service, body: TokenizeRequest) -> dict[str, Any]:
     if body.return_token_strs:
         found["token_strs"] = [service.tokens.text_of(token) for token in ids]
     return found
+
+
+def _detokenized(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
+    return {"prompt": service.prompts.tokenizer.decode(body.tokens, False)}
 
 
 def _add_reports(app: FastAPI, server: Server) -> None:
@@ -111,7 +127,7 @@ def _add_reports(app: FastAPI, server: Server) -> None:
 
     @app.get("/server_info", response_model=None)
     async def server_info() -> Response:
-        return _json(info(server))
+        return _json(info(server) | effective(server.service))
 
     @app.get("/forerun/profile", response_model=None)
     async def profile() -> Response:

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from forerun.serve.fields import Bool, Fields, GenerationFields, Id, Int, TextPart
+from forerun.serve.fields import Bool, Fields, GenerationFields, Id, Int, ListOf, ObjectOf, TextPart
 
 
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[Id] | list[list[Id]]
+    prompt: str | ListOf[str] | ListOf[Id] | ListOf[ListOf[Id]]
     logprobs: Annotated[Int, Field(ge=0)] | None = None
     """Log-probabilities of each token and of this many best ones."""
     echo: Bool | None = None
@@ -40,15 +40,15 @@ class Message(Fields):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | ListOf[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: ListOf[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     """Newer name of `reasoning_content`."""
     refusal: str | None = None
-    annotations: list[Any] | None = Field(default=None, max_length=0)
+    annotations: ListOf[Any] | None = Field(default=None, max_length=0)
 
 
 class Function(Fields):
@@ -56,7 +56,7 @@ class Function(Fields):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: ObjectOf[Any] | None = None
     """JSON schema of its arguments."""
     strict: Bool | None = None
 
@@ -82,19 +82,19 @@ class NamedTool(Fields):
 class ChatRequest(GenerationFields):
     """POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: ListOf[Message] = Field(min_length=1)
     max_completion_tokens: Annotated[Int, Field(ge=1)] | None = None
     """Wins over `max_tokens`."""
     logprobs: Bool | None = None
     top_logprobs: Annotated[Int, Field(ge=0)] | None = None
-    tools: list[Tool] | None = None
+    tools: ListOf[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: Bool | None = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: ObjectOf[Any] | None = None
     add_generation_prompt: Bool | None = None
     continue_final_message: Bool | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: ListOf[ObjectOf[Any]] | None = None
 
 
 class TokenizeRequest(Fields):
@@ -102,23 +102,24 @@ class TokenizeRequest(Fields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(default=None, min_length=1)
+    messages: ListOf[Message] | None = Field(default=None, min_length=1)
     add_special_tokens: Bool | None = None
     add_generation_prompt: Bool | None = None
     continue_final_message: Bool | None = None
     return_token_strs: Bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = None
+    chat_template_kwargs: ObjectOf[Any] | None = None
+    tools: ListOf[Tool] | None = None
 
 
 class DetokenizeRequest(Fields):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[Id]
+    tokens: ListOf[Id]
 
 
 __all__ = [
+    "CalledFunction",
     "ChatRequest",
     "CompletionRequest",
     "DetokenizeRequest",

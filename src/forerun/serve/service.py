@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import hashlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import forerun
 from forerun.engine import AsyncEngine, Chunk
@@ -21,12 +18,13 @@ from forerun.errors import OptionError
 from forerun.sampling import Sampling, TokenLogprob
 from forerun.serve.account import Account
 from forerun.serve.answers import Envelope
-from forerun.serve.cards import expected_lengths
+from forerun.serve.cards import promises
 from forerun.serve.errors import ApiError, invalid
-from forerun.serve.exchange import EventStream, Exchange, WholeAnswer
+from forerun.serve.exchange import Events, EventStream, Exchange, WholeAnswer
 from forerun.serve.fields import GenerationFields
 from forerun.serve.gate import Deadline, Gate
-from forerun.serve.grammar import Form, Grammar, Grammars
+from forerun.serve.grammar import Form, Grammar, Grammars, Reasoning
+from forerun.serve.lanes import LONG, Lanes
 from forerun.serve.metrics import Metrics
 from forerun.serve.options import ServeOptions, sampling_defaults
 from forerun.serve.parameters import Ask, Parameters, prediction_of, speculative_of
@@ -37,12 +35,10 @@ from forerun.serve.tools import ToolCalls
 from forerun.serve.tracing import Tracer, no_tracer
 from forerun.target.hf import HFTarget
 
+if TYPE_CHECKING:
+    from forerun.serve.generation import Generation
+
 logger = logging.getLogger("forerun.serve")
-
-_Result = TypeVar("_Result")
-
-TEXT_THREADS = 2
-"""Threads that render, tokenise and compile: neither the event loop nor the engine's steps wait for a long prompt."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +52,8 @@ class Arrival:
     """Headers of a distributed trace."""
     key: str | None = None
     """Stands for the key it came with, if the server has any."""
+    size: int = 0
+    """Bytes of its body."""
 
 
 class Service:
@@ -88,7 +86,7 @@ class Service:
             None if options.seed is None else random.Random(options.seed),
             options.logprobs_mode,
         )
-        self.metrics = Metrics(self.names[0], options.metrics_compat == "vllm", expected_lengths(self.loaded))
+        self.metrics = Metrics(self.names[0], options.metrics_compat == "vllm", promises(self.loaded))
         self.metrics.watch(engine.engine)
         self.reliability = Reliability()
         engine.engine.core.on_round = self.reliability.add
@@ -98,7 +96,7 @@ class Service:
         if options.otlp_traces_endpoint is not None:
             self.tracer = Tracer.to(options.otlp_traces_endpoint)
         self.fingerprint = self._fingerprint()
-        self._text = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="forerun-text")
+        self.lanes = Lanes()
 
     @property
     def most_drafted(self) -> int | None:
@@ -120,7 +118,7 @@ class Service:
         return f"fp_{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:12]}"
 
     def close(self) -> None:
-        self._text.shutdown(wait=False, cancel_futures=True)
+        self.lanes.close()
 
     # ---------------------------------------------------------------------------------------------------- a request
 
@@ -133,36 +131,41 @@ class Service:
             raise ApiError(404, message, param="model", code="model_not_found")
         return name
 
-    async def in_text(self, function: Callable[..., _Result], *args: Any) -> _Result:
-        """Runs something that takes time with text outside of the event loop."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._text, functools.partial(function, *args))
-
     def ask(
         self,
         fields: GenerationFields,
         prompts: list[list[int]],
         sampling: Sampling,
         form: Form | None,
+        reasoning: Reasoning | None = None,
     ) -> Ask:
         """What the engine is asked. Each prompt has a sampling of its own: a form depends on the prompt's length, and
-        seeds of the server on the order of prompts."""
+        seeds of the server on the order of prompts. `reasoning` may stand before what has the form."""
         samplings = []
         for index, prompt in enumerate(prompts):
             own = sampling
             if index and fields.seed is None and self.parameters.seeds is not None:
                 own = replace(own, seed=self.parameters.seeds.getrandbits(63))
             if form is not None:
-                constraint = form.of(len(prompt))
+                constraint = form.of(len(prompt), reasoning)
                 own = replace(own, logits_processors=(constraint,), stop_when=(constraint.complete,))
             samplings.append(own)
         drafting = speculative_of(fields), prediction_of(fields)
-        param = None if form is None else form.param
-        return Ask(prompts, samplings, *drafting, fields.priority or 0, param, fields.cache_salt)
+        return Ask(prompts, samplings, *drafting, fields.priority or 0, form, fields.cache_salt)
 
-    def compiled(self, grammar: Grammar | None) -> Form | None:
+    async def compiled(self, grammar: Grammar | None) -> Form | None:
         """ApiError: 400, the grammar cannot be read."""
-        return None if grammar is None else self.grammars.compile(grammar)
+        return None if grammar is None else await self.lanes.form(self.grammars.compile, grammar)
+
+    async def check_prediction(self, fields: GenerationFields, size: int) -> None:
+        """ApiError: 400, it is longer than any answer. The engine would say so too, but tokenises it among those of all
+        requests, whatever its length; a long one is counted among the long texts first."""
+        text, window = prediction_of(fields) or "", self.target.window
+        if len(text) < LONG:
+            return
+        count = len(await self.lanes.text(size, self.target.tokenizer.encode, text, False))
+        if count > window:
+            raise invalid("prediction", f"has {count} tokens; the window is {window}, so no answer is as long")
 
     def envelope(self, arrival: Arrival, model: str, kind: str) -> Envelope:
         """`kind` is `chat.completion` or `text_completion`."""
@@ -186,18 +189,28 @@ class Service:
         expected = ask.samples
         account.open()
         try:
-            async with aclosing(stream) as coming:  # type: ignore[type-var]
-                async for chunk in coming:
-                    account.add(chunk)
-                    yield chunk
-        except OptionError as error:
+            with self.spelled(ask):
+                async with aclosing(stream) as coming:  # type: ignore[type-var]
+                    async for chunk in coming:
+                        account.add(chunk)
+                        yield chunk
+        except ApiError:
             expected = len(account.samples)  # most likely refused before it began
-            if error.option == "logits_processors" and ask.form is not None:
-                raise invalid(ask.form, "no token is left by this form together with the other options") from None
             raise
         finally:
             account.close(expected)
             self.tracer.record(account, ask, arrival, self.names[0])
+
+    @contextmanager
+    def spelled(self, ask: Ask) -> Iterator[None]:
+        """What the engine refuses, by the field that asked for it. ApiError in place of OptionError."""
+        try:
+            yield
+        except OptionError as error:
+            if error.option == "logits_processors" and ask.form is not None:
+                raise invalid(ask.form.param, ask.form.nothing_left) from None
+            option = ask.names.get(error.option, error.option)
+            raise invalid(option, str(error).removeprefix(f"{error.option}: ")) from None
 
     def _salt(self, ask: Ask, arrival: Arrival) -> str | None:
         """Who finds prefixes of whom: those with the same salt of their own and, if asked, the same key."""
@@ -209,19 +222,38 @@ class Service:
         return [await self.engine.score(prompt, top) for prompt in prompts]
 
     def exchange(
-        self, fields: GenerationFields, ask: Ask, arrival: Arrival, whole: Callable[[], Any], events: Callable[[], Any]
+        self,
+        fields: GenerationFields,
+        samples: int,
+        arrival: Arrival,
+        prepare: Callable[[], Awaitable[Generation]],
     ) -> Exchange:
-        """The answer as it was asked for: streamed or whole."""
-        limits = [seconds for seconds in (fields.deadline, self.options.request_timeout) if seconds is not None]
-        options: dict[str, Any] = {
+        """The answer as it was asked for, streamed or whole. Its text is not touched before the gate lets it in."""
+
+        async def whole() -> dict[str, Any]:
+            return await (await prepare()).whole()
+
+        async def events() -> Events:
+            return (await prepare()).events()
+
+        terms = self._terms(samples, arrival, fields.deadline)
+        if fields.stream:
+            return EventStream(events, self.options.sse_ping_interval, **terms)
+        return WholeAnswer(whole, **terms)
+
+    def beside(self, arrival: Arrival, compute: Callable[[], Awaitable[dict[str, Any]]]) -> Exchange:
+        """What needs no engine, only text: it takes a place like any other request, and ends like one."""
+        return WholeAnswer(compute, **self._terms(1, arrival, None))
+
+    def _terms(self, samples: int, arrival: Arrival, deadline: float | None) -> dict[str, Any]:
+        """On which an exchange is let in, and ended."""
+        limits = [seconds for seconds in (deadline, self.options.request_timeout) if seconds is not None]
+        return {
             "gate": self.gate,
-            "samples": ask.samples,
+            "samples": samples,
             "deadline": Deadline(arrival.at, min(limits)) if limits else None,
             "write_timeout": self.options.write_timeout,
         }
-        if fields.stream:
-            return EventStream(events, self.options.sse_ping_interval, **options)
-        return WholeAnswer(whole, **options)
 
     def log_request(self, arrival: Arrival, ask: Ask) -> None:
         """Only if asked: prompts are not logged otherwise."""

@@ -29,8 +29,9 @@ class TokenText:
     @cached_property
     def _byte_of(self) -> dict[str, int] | None:
         """The letters that stand for bytes, if the tokenizer is of that kind (GPT-2's byte-level BPE)."""
-        letters = _byte_letters()
-        return letters if "\u0120" in self._tokenizer.vocabulary() else None  # a space alone is a token of each
+        known = self._tokenizer.vocabulary()
+        # A space alone is a token of each kind; that of GPT-2's is also a letter which a large vocabulary has anyway.
+        return _byte_letters() if "\u0120" in known and _SPACE not in known else None
 
     def bytes_of(self, token: int) -> bytes:
         piece = self._pieces.get(token)

@@ -154,14 +154,16 @@ class ToolCalls:
         if isinstance(choice, NamedTool):
             tools = [tool for tool in tools if tool.function.name == choice.function.name]
         several = choice == "required" and request.parallel_tool_calls is not False
-        return Grammar.lark("tools", self.notation.grammar(tools, several, self._mark))
+        return Grammar.own("tools", self.notation.grammar(tools, several, self._mark))
 
-    def readable(self, request: ChatRequest) -> ChatRequest:
-        """The request with special tokens in its text, where calls are marked by some and it does not say otherwise."""
+    def readable(self, request: ChatRequest, marks: Sequence[str] = ()) -> ChatRequest:
+        """The request with special tokens in its text, where calls are marked by some, or these marks are some, and it
+        does not say otherwise."""
         notation = self.notation_for(request)
-        if notation is None or request.skip_special_tokens is not None:
+        if request.skip_special_tokens is not None:
             return request
-        special = any(self._special(mark) is not None for mark in notation.marks)
+        own = () if notation is None else notation.marks
+        special = any(self._special(mark) is not None for mark in (*own, *marks))
         return request.model_copy(update={"skip_special_tokens": False}) if special else request
 
     def _special(self, text: str) -> int | None:

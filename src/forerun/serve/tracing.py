@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 from forerun.errors import OptionError, not_imported
 from forerun.serve.account import Account
@@ -19,7 +20,8 @@ class Tracer:
 
     @classmethod
     def to(cls, endpoint: str) -> Tracer:
-        """A tracer that sends to an OTLP collector. OptionError: the packages are missing."""
+        """A tracer that sends to an OTLP collector. OptionError: it is no URL, or the packages are missing."""
+        url = traces_url(endpoint)
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.propagate import extract
@@ -29,7 +31,7 @@ class Tracer:
         except ImportError as error:
             raise OptionError("--otlp-traces-endpoint", not_imported(error, "otel", "opentelemetry")) from error
         provider = TracerProvider(resource=Resource.create({"service.name": "forerun"}))
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
         return cls(provider.get_tracer("forerun.serve"), extract)
 
     def record(self, account: Account, ask: Ask, arrival: Any, model: str) -> None:
@@ -44,6 +46,16 @@ class Tracer:
             if value is not None:
                 span.set_attribute(name, value)
         span.end(now)
+
+
+def traces_url(endpoint: str) -> str:
+    """Where spans are posted to: OTLP over HTTP has a path of its own for them, which an address alone leaves out."""
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise OptionError(
+            "--otlp-traces-endpoint", f"must be http://HOST:4318, got {endpoint!r}; spans travel over HTTP"
+        )
+    return endpoint if parts.path.strip("/") else f"{endpoint.rstrip('/')}/v1/traces"
 
 
 def attributes(account: Account, ask: Ask, request_id: str, model: str) -> dict[str, Any]:
@@ -70,4 +82,4 @@ def attributes(account: Account, ask: Ask, request_id: str, model: str) -> dict[
 
 no_tracer = Tracer()
 
-__all__ = ["Tracer", "attributes", "no_tracer"]
+__all__ = ["Tracer", "attributes", "no_tracer", "traces_url"]
