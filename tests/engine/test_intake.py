@@ -185,6 +185,7 @@ def test_a_request_chooses_its_own_verify_mode():
         ([Small(history_model(7), 7)], None, "load `ngram`"),
         ([Ngram(), Small(history_model(7), 7)], {"method": "small"}, "leaves out"),
         ([Ngram()], False, "leaves out"),
+        ([Ngram()], {"max_draft": 0}, "nothing is drafted"),
     ],
 )
 def test_a_prediction_that_nothing_reads_is_refused(drafters, speculative, reason):

@@ -137,6 +137,8 @@ class Intake:
         """Ids of a predicted text, if something will read them."""
         if sampling.n > 1:
             raise OptionError("prediction", "cannot be combined with n > 1")
+        if option.max_draft == 0:
+            raise OptionError("prediction", "has no effect with speculative.max_draft 0: nothing is drafted")
         if not self._predicting:
             raise OptionError("prediction", "no loaded drafter reads it; load `ngram` as well")
         if option.methods is not None and not self._predicting & set(option.methods):
