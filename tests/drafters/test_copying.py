@@ -118,9 +118,9 @@ def test_a_request_is_forgotten_when_it_is_cut_back_or_released():
     assert next_of([1, 2, 3, 1]) == 2
     made.commit([Accepted(1, 0, 1, None)])
     assert next_of([1, 4, 0]) == 5
-    assert next_of([1, 2, 3, 1]) == 2 or made.copying._indexes.by_request[1].length == 4
+    assert next_of([1, 2, 3, 1]) == 2 or made.copying.by_request[1].length == 4
     made.release(1)
-    assert made.copying._indexes.by_request == {}
+    assert made.copying.by_request == {}
 
 
 def test_the_law_that_was_drawn_from_is_the_mixed_one():

@@ -61,7 +61,7 @@ class Found(NamedTuple):
     """Share of such look-ups that were right, in (0, 1)."""
 
 
-class Copying:
+class Copying(Indexes):
     """Look-ups of every request, and what they make of a drafter's laws.
 
     Args:
@@ -69,11 +69,11 @@ class Copying:
     """
 
     def __init__(self, sizes: range):
-        self._indexes = Indexes(sizes, predicting=False)
+        super().__init__(sizes, predicting=False)
 
     def into(self, advance: Advance, views: Sequence[DraftView]) -> Advance:
         """`advance` with look-ups mixed in: behind the text and what of the draft was drawn before the slot."""
-        indexes = [self._indexes.of(view) for view in views]
+        indexes = [self.of(view) for view in views]
 
         def mixed(active: Sequence[int], drafts: Sequence[Draft]) -> tuple[Tensor, list[float]]:
             logits, confidences = advance(active, drafts)
@@ -85,12 +85,6 @@ class Copying:
             return mix(logits, confidences, found) if found else (logits, confidences)
 
         return mixed
-
-    def commit(self, accepted: Sequence[Accepted]) -> None:
-        self._indexes.commit(accepted)
-
-    def release(self, request_id: int) -> None:
-        self._indexes.release(request_id)
 
 
 def mix(logits: Tensor, confidences: Sequence[float], found: Sequence[Found]) -> tuple[Tensor, list[float]]:

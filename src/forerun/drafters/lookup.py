@@ -19,17 +19,19 @@ USUAL = {"prompt_lookup_min": 2, "prompt_lookup_max": 6}
 """For a drafter that copies: longer matches are surer, and the share of each length is judged by itself."""
 
 
-def sizes_of(longest: int | None, shortest: int | None, *, default: tuple[int, int] | None = None) -> range | None:
-    """Lengths of the n-grams that are looked up; one of the two given sets both.
+def sizes_of(longest: int | None, shortest: int | None) -> range | None:
+    """Lengths of the n-grams that are looked up; one of the two given sets both. None: neither is given.
 
     Raises:
         OptionError: the shortest is longer than the longest.
     """
     given = [size for size in (shortest, longest) if size is not None]
-    least, most = (given[0], given[-1]) if given else default or (0, 0)
-    if given and not 1 <= least <= most:
+    if not given:
+        return None
+    least, most = given[0], given[-1]
+    if not 1 <= least <= most:
         raise OptionError("prompt_lookup_min", f"need 1 <= min <= max, got {least} and {most}")
-    return range(least, most + 1) if most else None
+    return range(least, most + 1)
 
 
 class Indexes:
@@ -119,27 +121,28 @@ class NgramIndex:
     def foresee(self, drafted: Sequence[int]) -> tuple[int, int] | None:
         """(the token that followed the longest known n-gram at the end of the text and of what is drafted behind it,
         its n); None: no such n-gram is known."""
-        tail = [*self._corpus[-self._sizes[-1] :], *drafted]
-        for n in self._longest_first:
-            place = self._places.get(tuple(tail[-n:])) if n <= len(tail) else None
-            if place is not None and self._corpus[place] != _BORDER:
-                return self._corpus[place], n
-        return None
+        match = self._longest([*self._corpus[-self._sizes[-1] :], *drafted])
+        return None if match is None else (self._corpus[match[0]], match[1])
 
     def lookup(self, k: int) -> Draft:
         """Up to k tokens that followed the longest known suffix; a repetition is continued into the draft itself."""
-        corpus = self._corpus
+        corpus, draft = self._corpus, list[int]()
+        match = self._longest(corpus[-self._sizes[-1] :])
+        if match is None:
+            return Draft()
+        place, n = match
+        for source in range(place, place + k):
+            token = corpus[source] if source < len(corpus) else draft[source - len(corpus)]
+            if token == _BORDER:
+                break
+            draft.append(token)
+        confidence = [self.confidence(n + j) for j in range(len(draft))]
+        return Draft(draft, None, confidence, predicted=place < self._before)
+
+    def _longest(self, tail: Sequence[int]) -> tuple[int, int] | None:
+        """(place after the latest occurrence of the longest known n-gram at the end, n), if a token stands there."""
         for n in self._longest_first:
-            place = self._places.get(tuple(corpus[-n:])) if n <= len(corpus) else None
-            if place is None:
-                continue
-            draft: list[int] = []
-            for source in range(place, place + k):
-                token = corpus[source] if source < len(corpus) else draft[source - len(corpus)]
-                if token == _BORDER:
-                    break
-                draft.append(token)
-            if draft:
-                confidence = [self.confidence(n + j) for j in range(len(draft))]
-                return Draft(draft, None, confidence, predicted=place < self._before)
-        return Draft()
+            place = self._places.get(tuple(tail[-n:])) if n <= len(tail) else None
+            if place is not None and self._corpus[place] != _BORDER:
+                return place, n
+        return None

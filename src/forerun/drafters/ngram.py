@@ -32,10 +32,8 @@ class Ngram(Drafter):
     default_draft = 6
 
     def __init__(self, prompt_lookup_max: int | None = None, prompt_lookup_min: int | None = None):
-        sizes = sizes_of(prompt_lookup_max, prompt_lookup_min, default=(2, 4))
-        assert sizes is not None
-        self.sizes = sizes
-        self._indexes = Indexes(sizes)
+        self.sizes = sizes_of(prompt_lookup_max, prompt_lookup_min) or range(2, 4 + 1)
+        self._indexes = Indexes(self.sizes)
 
     def propose(self, views: Sequence[DraftView], keep_drafting: KeepDrafting) -> Proposal:  # noqa: ARG002
         return [self._indexes.of(view).lookup(view.k) for view in views]

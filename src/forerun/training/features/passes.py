@@ -9,7 +9,7 @@ error instead of reading rows that are no longer its own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,9 +19,6 @@ from forerun.drafters.learned import Text, TrainingBatch
 from forerun.errors import OptionError
 from forerun.target.base import Batch, Segment, Target
 from forerun.target.blocks import BlockPool, blocks_for
-
-if TYPE_CHECKING:
-    pass
 
 MAX_ROWS = 2048
 """Rows of one pass: enough to keep a CPU and most GPUs busy, and 17 MB a hidden state where H = 4096, in bfloat16."""
