@@ -179,6 +179,8 @@ def test_what_is_missing_in_its_folder_is_found(run: Run, tiny_qwen3_dir: Path, 
     assert (stale["status"], stale["advice"]) == ("warning", "run `forerun calibrate` again")
     (best / CALIBRATION).write_text("{")
     assert "damaged" in check("calibration")["found"]
+    copying = found(run("doctor", tiny_qwen3_dir, f"{best}+lookup", *DOCTOR))["dspark calibration"]
+    assert copying["found"].startswith("none"), "that of the drafter as it is without is none of its own"
 
 
 def test_a_folder_that_cannot_be_loaded_is_an_error_by_name(run: Run, tiny_qwen3_dir: Path, best: Path) -> None:

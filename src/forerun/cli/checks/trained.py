@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from forerun.budget.stored import CALIBRATION, read_calibration
+from forerun.budget.stored import CALIBRATION, CALIBRATION_OF_COPIES, read_calibration
 from forerun.cli.checks.check import Check, Status
 from forerun.cli.prompts import embedded_prompts
 from forerun.drafters.card import CARD, accepted_lengths
@@ -43,7 +43,8 @@ def trained_checks(target: HFTarget, drafter: LearnedDrafter, allowed: bool) -> 
     yield from _weights(target, drafter)
     if drafter.folder is not None:
         yield _card(drafter.name, drafter.folder)
-        yield _calibration(drafter.name, drafter.folder)
+        own = CALIBRATION if drafter.copying is None else CALIBRATION_OF_COPIES
+        yield _calibration(drafter.name, drafter.folder, own)
 
 
 def distilled_checks(target: HFTarget, name: str, folder: Path) -> Iterator[Check]:
@@ -168,9 +169,9 @@ def _card(name: str, folder: Path) -> Check:
     )  # fmt: skip
 
 
-def _calibration(name: str, folder: Path) -> Check:
+def _calibration(name: str, folder: Path, own: str) -> Check:
     """None is no fault: confidences decide how much is drafted, never what is written."""
-    file = folder / CALIBRATION
+    file = folder / own
     try:
         calibration = read_calibration(file)
     except OptionError as error:
@@ -181,5 +182,5 @@ def _calibration(name: str, folder: Path) -> Check:
     measured = "; ".join(map(str, calibration.keys)) or "nothing"
     return Check.of(
         f"{name} calibration", fresh, measured if fresh else f"older than {WEIGHTS}: measured on other weights",
-        f"a {CALIBRATION} made after the weights", "run `forerun calibrate` again",
+        f"a {own} made after the weights", "run `forerun calibrate` again",
     )  # fmt: skip
