@@ -133,6 +133,15 @@ class Recipe:
         limits = ("--held-out", HELD_OUT, "--max-length", MAX_LENGTH)
         self._forerun("data", "prepare", "samples.jsonl", "--target", self.model, "--out", "data", *limits)
 
+    def held_out(self) -> None:
+        """Prompts that no drafter has learned from, to calibrate on: `forerun calibrate --prompts`."""
+        ids = (self.work / "data" / "held_out" / "ids.jsonl").read_text(encoding="utf-8").splitlines()
+        kept = {json.loads(line) for line in ids}
+        samples = map(json.loads, (self.work / "samples.jsonl").read_text(encoding="utf-8").splitlines())
+        asked = [{"id": one["id"], "messages": one["messages"][:-1]} for one in samples if one["id"] in kept]
+        lines = "".join(json.dumps(one) + "\n" for one in asked)
+        (self.work / "held_out.jsonl").write_text(lines, encoding="utf-8")
+
     @property
     def _prepared(self) -> bool:
         return (self.work / "data" / "train").exists()
@@ -232,6 +241,7 @@ STAGES: dict[str, Callable[[Recipe], None]] = {
     "prompts": Recipe.prompts,
     "answers": Recipe.answer,
     "data": Recipe.data,
+    "held-out": Recipe.held_out,
     "features": Recipe.features,
     "starts": Recipe.starts,
     "train": Recipe.train,

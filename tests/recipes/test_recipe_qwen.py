@@ -101,6 +101,11 @@ def test_all_stages_and_on_again(
     assert begin(qwen, tiny_qwen3_dir, work, answers) == 0
     assert [words[2] for words in noted if words[0] == "-m"] == ["data", "train", "train"]
     assert sum(len(part) for part in open_split(work / "data") if part is not None) == 40
+    asked = [json.loads(line) for line in (work / "held_out.jsonl").read_text().splitlines()]
+    kept = [json.loads(line) for line in (work / "data" / "held_out" / "ids.jsonl").read_text().splitlines()]
+    assert kept
+    assert sorted(one["id"] for one in asked) == sorted(kept)
+    assert all([message["role"] for message in one["messages"]] == ["user"] for one in asked)
     [filled] = [json.loads(line) for line in (work / "features" / "h1-2.jsonl").read_text().splitlines()]
     assert (filled["samples"], filled["computed"], filled["declined"]) == (40, 40, 0)
     weights = load_file(work / "out" / "model.safetensors").values()
