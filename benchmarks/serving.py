@@ -15,7 +15,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         args.command(args)
         return 0
-    except (ValueError, RuntimeError, ForerunError) as error:
+    except (ValueError, RuntimeError, OSError, ForerunError) as error:
         print(f"serving.py: {error}", file=sys.stderr)
         return 2
 
@@ -57,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     bare.add_argument("--concurrency", type=int, default=16)
     bare.add_argument("--max-tokens", type=int, default=64)
     bare.add_argument("--pairs", type=int, default=8, help="of each way of decoding")
+    same = "how much is drafted; what adapts to measured times would decide differently on the two sides"
+    bare.add_argument("--policy", default="fixed", help=same)
     bare.set_defaults(command=run_overhead)
     report = commands.add_parser("report", help="write page and JSON")
     report.add_argument("--out", type=Path, required=True)
@@ -76,9 +78,15 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 def _setup(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
     """What results depend on; names of models, not where they lie."""
-    names = [Path(name).name for name in (args.target, *args.drafters)]
+    names = [label(name) for name in (args.target, *args.drafters)]
     models = {"target": names[0], "drafters": names[1:], "dtype": args.dtype, "threads": args.threads}
     return {**models, **more, "machine": describe_machine()}
+
+
+def label(name: str) -> str:
+    """Of a model, without the place where it lies; a trained drafter's folder is `best`, whatever it is."""
+    place = Path(name)
+    return f"{place.parent.name}/{place.name}" if place.name in ("best", "last") else place.name
 
 
 def _flags(args: argparse.Namespace) -> list[str]:
@@ -101,17 +109,25 @@ def _ways(args: argparse.Namespace) -> dict[str, bool]:
 # ---------------------------------------------------------------------------------------------------------------- load
 
 
+def runs(ways: Iterable[str], loads: Iterable[Load]) -> list[tuple[str, Load]]:
+    """In the order they are measured: both ways of a load behind each other, as near as they can be."""
+    names = list(ways)
+    return [(way, load) for load in loads for way in names]
+
+
 def run_load(args: argparse.Namespace) -> None:
     """`serving.py load`."""
     folder = args.out / "load"
     loads = [Load(n, args.requests, args.prompt_tokens, args.output_tokens) for n in args.streams]
     settle_setup(folder, _setup(args, prompt_tokens=args.prompt_tokens, output_tokens=args.output_tokens))
     with FileLock(folder / "run.lock", timeout=0):
-        left = [(way, load) for way in _ways(args) for load in loads if not _done(folder, way, load).exists()]
+        left = [(way, load) for way, load in runs(_ways(args), loads) if not _done(folder, way, load).exists()]
         if not left:
             return
         command = tool(args.venv or args.out / "guidellm")
         with served(args.target, _flags(args), folder / "server.log") as server:
+            for drafted in _ways(args).values():
+                overhead.served_round(server, ["warm"] * _seats(args), 8, drafted)
             for way, load in left:
                 body = {} if overhead.WAYS[way] else {"speculative": False}
                 report = folder / f"{_name(way, load)}.json"
@@ -149,15 +165,18 @@ def run_overhead(args: argparse.Namespace) -> None:
     for name in ("concurrency", "max_tokens", "pairs"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')}: must be at least 1, got {getattr(args, name)}")
-    settle_setup(folder, _setup(args, concurrency=args.concurrency, max_tokens=args.max_tokens, prompts=len(prompts)))
+    more = {"policy": args.policy, "concurrency": args.concurrency, "max_tokens": args.max_tokens}
+    settle_setup(folder, _setup(args, **more, prompts=len(prompts)))
     with FileLock(folder / "run.lock", timeout=0):
         rows = Rows(folder)
         missing = [pair for pair in range(args.pairs) if _missing(rows, args, pair, len(prompts))]
         if not missing:
             return
         options = {"dtype": args.dtype, "threads": args.threads, "enable_prefix_caching": False}
-        engine = forerun.Engine.load(args.target, args.drafters or None, max_num_seqs=_seats(args), **options)
-        with engine, served(args.target, _flags(args), folder / "server.log") as server:
+        policy = {"policy": args.policy} if args.drafters else {}
+        engine = forerun.Engine.load(args.target, args.drafters or None, max_num_seqs=_seats(args), **options, **policy)
+        flags = [*_flags(args), *(word for name, value in policy.items() for word in (f"--{name}", value))]
+        with engine, served(args.target, flags, folder / "server.log") as server:
             sides = {
                 "bare": lambda *job: overhead.bare_round(engine, *job),
                 "served": lambda *job: overhead.served_round(server, *job),
@@ -193,7 +212,13 @@ def _prompts(path: Path | None) -> list[str]:
     from importlib.resources import files
 
     source = path or files("forerun") / "embedded" / "prompts.jsonl"
-    found = [json.loads(line)["prompt"] for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
+    found = []
+    for number, line in enumerate(source.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip():
+            row = json.loads(line)
+            if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
+                raise ValueError(f'--prompts: {path}: line {number} has no "prompt" that is a text')
+            found.append(row["prompt"])
     if not found:
         raise ValueError(f"--prompts: {path} holds none")
     return found

@@ -35,13 +35,23 @@ class Load:
 
 
 def tool(folder: Path) -> Path:
-    """GuideLLM's command in a virtual environment, which is made if it is not there."""
+    """GuideLLM's command in a virtual environment, which is made if it is not there.
+
+    Raises:
+        ValueError: the folder is somebody's, and nothing is installed there. RuntimeError: it cannot be installed.
+    """
     command, done = folder / "bin" / "guidellm", folder / f"{GUIDELLM}.installed"
-    if not done.exists():
-        print(f"installing {GUIDELLM} into {folder}", file=sys.stderr)
-        venv.create(folder, with_pip=True, clear=True)
+    if done.exists():
+        return command
+    if folder.exists() and any(folder.iterdir()) and not (folder / "pyvenv.cfg").exists():
+        raise ValueError(f"--venv: {folder} is not empty and no virtual environment; name another folder")
+    print(f"installing {GUIDELLM} into {folder}", file=sys.stderr)
+    venv.create(folder, with_pip=True)
+    try:
         subprocess.run([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", GUIDELLM], check=True)
-        done.touch()
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError(f"pip could not install {GUIDELLM} into {folder}") from error
+    done.touch()
     return command
 
 

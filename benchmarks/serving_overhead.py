@@ -1,7 +1,7 @@
 """What the server adds to the bare engine: the same prompts at once, in turn through HTTP and by a call.
 
 The engine of this process and that of the server are loaded with the same options. A pair measures one after the other,
-in alternating order, on prompts that neither has seen; only one of them has work at any time.
+in alternating order, on the next prompts of the list; only one of them has work at any time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
-from serving_process import NAME, Served
+from serving_process import NAME, VERIFIED, Served
 
 import forerun
+from forerun.bench.load.protocol import bound
 
 SIDES = ("bare", "served")
 WAYS: Mapping[str, bool] = {"plain": False, "drafted": True}
 """Name -> whether drafters may propose."""
+DOUBT = 0.05
+"""Chance that the truth lies above the upper bound, and that it lies below the lower one."""
 
 
 def config(side: str, way: str) -> str:
@@ -50,18 +53,20 @@ def bare_round(engine: forerun.Engine, prompts: Sequence[str], max_tokens: int, 
     done = engine.generate(list(prompts), sampling, speculative=drafted)
     seconds = time.perf_counter() - start
     texts, tokens = [one.text for one in done], sum(len(one.token_ids) for one in done)
-    return _row(seconds, _cpu(process) - cpu, tokens, texts)
+    return _row(seconds, _cpu(process) - cpu, tokens, sum(one.stats.verified for one in done), texts)
 
 
 def served_round(served: Served, prompts: Sequence[str], max_tokens: int, drafted: bool) -> dict[str, Any]:
     """All prompts at once, each a streamed request on a connection of its own. Answers are read as bytes; what they say
     is looked at afterwards."""
     bodies = [_body(prompt, max_tokens, drafted) for prompt in prompts]
+    before = served.counted()
     cpu, start = served.cpu_seconds(), time.perf_counter()
     answers = asyncio.run(_together(served.url, bodies))
-    seconds = time.perf_counter() - start
+    seconds, cpu = time.perf_counter() - start, served.cpu_seconds() - cpu
     read = [_read(answer) for answer in answers]
-    return _row(seconds, served.cpu_seconds() - cpu, sum(tokens for _, tokens in read), [text for text, _ in read])
+    verified = served.counted()[VERIFIED] - before[VERIFIED]
+    return _row(seconds, cpu, sum(tokens for _, tokens in read), int(verified), [text for text, _ in read])
 
 
 def _cpu(process: psutil.Process) -> float:
@@ -69,11 +74,12 @@ def _cpu(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-def _row(seconds: float, cpu: float, tokens: int, texts: Sequence[str]) -> dict[str, Any]:
+def _row(seconds: float, cpu: float, tokens: int, verified: int, texts: Sequence[str]) -> dict[str, Any]:
     return {
         "seconds": round(seconds, 4),
         "cpu_seconds": round(cpu, 3),
         "tokens": tokens,
+        "verified": verified,
         "texts": [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts],
         "load_average": round(os.getloadavg()[0], 2),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -121,7 +127,8 @@ def _read(answer: bytes) -> tuple[str, int]:
 def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """By way: how much longer the server takes than the bare engine, of whole pairs; None where there is none.
 
-    Every pair counts once. What is compared is time for the same tokens.
+    Every pair counts once. What is compared is time for the same tokens. `low` and `high` bound the geometric mean of
+    the pairs, each with a doubt of `DOUBT`; of a single pair they are None.
     """
     found: dict[str, Any] = {}
     for way in WAYS:
@@ -139,14 +146,21 @@ def _summary(both: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dic
     loads = [row["load_average"] for pair in both for row in pair]
     return {
         "pairs": len(both),
-        "overhead": _spread(added),
+        "overhead": _spread(added) | _bounds([1 + one for one in added]),
         "tokens_per_second": {
             side: _spread([row["tokens"] / row["seconds"] for row in rows]) for side, rows in by_side.items()
         },
         "cpu_seconds": {side: _spread([row["cpu_seconds"] for row in rows]) for side, rows in by_side.items()},
+        "verified": {side: sum(row["verified"] for row in rows) for side, rows in by_side.items()},
         "same_texts": [same, sum(len(b["texts"]) for b, _ in both)],
         "load_average": [min(loads), max(loads)],
     }
+
+
+def _bounds(ratios: Sequence[float]) -> dict[str, float | None]:
+    if len(ratios) < 2:
+        return {"low": None, "high": None}
+    return {"low": bound(ratios, DOUBT, upper=False) - 1, "high": bound(ratios, DOUBT) - 1}
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

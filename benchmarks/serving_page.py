@@ -58,22 +58,26 @@ def _load(load: Mapping[str, Any]) -> str:
         return "Not measured: `serving.py load` has not been run."
     rows, setup = load["rows"], load["setup"]
     head = ("", "streams", "requests", "errors", "output tokens/s", "first token p50 / p95", "time per token p50 / p95")
-    cells = [_load_cells(row) for row in sorted(rows, key=lambda row: (row["way"], row["load"]["streams"]))]
+    cells = [_load_cells(row) for row in sorted(rows, key=lambda row: (row["load"]["streams"], row["way"] != "plain"))]
     return "\n\n".join(
         [
             f"GuideLLM {rows[0]['version']}, `kind=concurrent`, {setup['prompt_tokens']} prompt and "
-            f"{setup['output_tokens']} output tokens, temperature 0, target {setup['target']}, "
-            f"drafters {', '.join(setup['drafters']) or 'none'}. Times in milliseconds.",
+            f"{setup['output_tokens']} output tokens, temperature 0, {_model(setup)}. Times in milliseconds.",
             table((*head, "latency p50", "tokens counted by tool and server"), cells),
         ]
     )
+
+
+def _model(setup: Mapping[str, Any]) -> str:
+    drafters = ", ".join(setup["drafters"]) or "none"
+    return f"target {setup['target']} ({setup['dtype']}, {setup['threads']} threads), drafters {drafters}"
 
 
 def _load_cells(row: Mapping[str, Any]) -> list[str]:
     requests, latency = row["requests"], row["request_latency"]["median"]
     tool, server = row["output_token_count"]["total_sum"], row["counted"]["generation_tokens_total"]
     return [
-        row["way"], str(row["load"]["streams"]), str(requests["successful"]),
+        row["way"], str(row["load"]["streams"]), f"{requests['successful']}/{row['load']['requests']}",
         str(requests["errored"] + requests["incomplete"]), _number(row["output_tokens_per_second"]["mean"]),
         _pair(row["time_to_first_token_ms"]), _pair(row["time_per_output_token_ms"]),
         "" if latency is None else f"{latency:.2f} s", f"{tool:.0f} / {server:.0f}",
@@ -92,13 +96,14 @@ def _overhead(overhead: Mapping[str, Any]) -> str:
     setup, ways = overhead["setup"], [way for way in ("plain", "drafted") if overhead.get(way)]
     if not ways:
         return "Not measured: `serving.py overhead` has not been run."
-    head = ("", "pairs", "overhead, median", "min - max", "bare engine, tokens/s", "server, tokens/s", "same texts")
+    head = ("", "pairs", "overhead, median", "bounds", "min - max", "bare engine, tokens/s", "server, tokens/s")
+    head += ("draft tokens verified by both", "same texts")
     cells = [_overhead_cells(way, overhead[way]) for way in ways]
-    verdicts = [_verdict(way, overhead[way]["overhead"]["median"]) for way in ways]
+    verdicts = [verdict(way, overhead[way]["overhead"]) for way in ways]
     return "\n\n".join(
         [
-            f"{setup['concurrency']} requests at once, {setup['max_tokens']} tokens each, temperature 0, target "
-            f"{setup['target']}, drafters {', '.join(setup['drafters']) or 'none'}. {' '.join(verdicts)}",
+            f"{setup['concurrency']} requests at once, {setup['max_tokens']} tokens each, temperature 0, "
+            f"{_model(setup)}, policy {setup['policy']}, {setup['prompts']} prompts in turn. {' '.join(verdicts)}",
             table(head, cells),
         ]
     )
@@ -106,15 +111,29 @@ def _overhead(overhead: Mapping[str, Any]) -> str:
 
 def _overhead_cells(way: str, one: Mapping[str, Any]) -> list[str]:
     added, rates = one["overhead"], one["tokens_per_second"]
-    spread = f"{100 * added['min']:+.1f} % - {100 * added['max']:+.1f} %"
-    cells = [way, str(one["pairs"]), f"**{100 * added['median']:+.1f} %**", spread]
+    cells = [way, str(one["pairs"]), f"**{_percent(added['median'])}**", _bounds(added)]
+    cells.append(f"{_percent(added['min'])} - {_percent(added['max'])}")
     cells += [f"{rates[side]['median']:.1f} [{rates[side]['min']:.1f} - {rates[side]['max']:.1f}]" for side in SIDES]
-    return [*cells, "/".join(map(str, one["same_texts"]))]
+    return [*cells, " / ".join(str(one["verified"][side]) for side in SIDES), "/".join(map(str, one["same_texts"]))]
 
 
-def _verdict(way: str, added: float) -> str:
-    relation = "below" if added < GOAL else "not below"
-    return f"Of {way} decoding the median is {relation} the {100 * GOAL:.0f} % the server is held to."
+def _percent(share: float) -> str:
+    return f"{100 * share:+.1f} %"
+
+
+def _bounds(added: Mapping[str, float | None]) -> str:
+    low, high = added["low"], added["high"]
+    return "" if low is None or high is None else f"{_percent(low)} - {_percent(high)}"
+
+
+def verdict(way: str, added: Mapping[str, float | None]) -> str:
+    """What the bounds allow to say: a median alone says nothing."""
+    low, high, goal = added["low"], added["high"], f"the {100 * GOAL:.0f} % the server is held to"
+    if low is not None and high is not None and high < GOAL:
+        return f"Of {way} decoding the overhead is below {goal}."
+    if low is not None and low >= GOAL:
+        return f"Of {way} decoding the overhead is not below {goal}."
+    return f"Of {way} decoding it is not resolved whether the overhead is below {goal}: measure more `--pairs`."
 
 
 def _machine(found: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,8 @@ import psutil
 
 NAME = "bench"
 """The model's name, whatever is served."""
+VERIFIED = "spec_decode_verified_tokens_total"
+"""Draft tokens that the target was asked about."""
 PATIENCE = 900.0
 """Seconds that loading may take."""
 
@@ -32,7 +35,7 @@ class Served:
 
     def counted(self) -> dict[str, float]:
         """Its own counters: what a load tool must agree with."""
-        names = ("generation_tokens_total", "request_success_total", "requests_refused_total")
+        names = ("generation_tokens_total", "request_success_total", "requests_refused_total", VERIFIED)
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
             page = answer.read().decode()
         found = dict.fromkeys(names, 0.0)
@@ -59,8 +62,9 @@ def served(target: str, flags: Sequence[str], log: Path) -> Iterator[Served]:
         RuntimeError: it ended before it was ready; with what it said.
     """
     command = [sys.executable, "-m", "forerun", "serve", target, "--port", "0", "--served-model-name", NAME, *flags]
+    open_to_all = {name: value for name, value in os.environ.items() if name != "FORERUN_API_KEY"}
     with log.open("w", encoding="utf-8") as file:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file, env=open_to_all)
     try:
         yield Served(_ready(process, log), psutil.Process(process.pid))
     finally:

@@ -144,6 +144,60 @@ def test_the_command_line_is_documented_by_running_it() -> None:
     assert sum(len(list(examples(block))) for language, block in found if language == "console") >= 5
 
 
+def serve_options() -> dict[str, Any]:
+    """Every spelling of every option of `forerun serve`."""
+    import typer
+
+    from forerun.cli.main import _app
+
+    command: Any = typer.main.get_command(_app(["serve"]))
+    params = command.commands["serve"].params
+    spelt = [(name, param) for param in params for name in (*param.opts, *param.secondary_opts)]
+    return {name: param for name, param in spelt if name.startswith("--")}
+
+
+def test_the_options_of_the_server_are_documented() -> None:
+    """All of them, on its page or where those of every command are; and its page names none that there is not."""
+    pages = [(ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("serving", "cli", "scheduling")]
+    options = serve_options()
+    said = {name for page in pages for name in re.findall(r"--[\w-]+(?:\.KEY)?", page)}
+    assert not set(options) - said
+    before, _, _ = pages[0].partition("## As a service")  # behind it other programs have options too
+    prose = re.sub(r"^```.*?^```$", "", before, flags=re.MULTILINE | re.DOTALL)
+    assert not set(re.findall(r"`(--[\w-]+)", prose)) - set(options)
+
+
+def test_defaults_in_the_help_of_the_server_are_those_it_has() -> None:
+    """The number in brackets behind a text of `forerun serve --help`."""
+    from forerun.serve.options import ServeOptions
+
+    told = 0
+    for name, param in serve_options().items():
+        found = re.search(r"\((\d+)( MiB)?\)", param.help or "")
+        if found:
+            told += 1
+            number = int(found[1]) * (2**20 if found[2] else 1)
+            assert getattr(ServeOptions(), name.removeprefix("--").replace("-", "_")) == number, name
+    assert told >= 6
+
+
+def test_the_fields_of_a_request_are_documented() -> None:
+    """Each by its name on the server's page: a new one cannot be forgotten there."""
+    from forerun.serve.fields import Speculative, StreamOptions
+    from forerun.serve.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+
+    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    forms = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, Speculative, StreamOptions)
+    missing = {name for form in forms for name in form.names() if not re.search(rf'[`"]{name}[`":]', page)}
+    assert not missing
+
+
+def test_nothing_is_installed_by_a_name_that_no_index_has() -> None:
+    """Until the package is published, a stranger could give anything under it: all is installed from a clone."""
+    for page in PAGES:
+        assert not re.search(r"pip install(?: --?[\w-]+)* '?forerun\b", page.read_text(encoding="utf-8")), page.name
+
+
 def skeleton(text: str) -> dict[str, list[str]]:
     """What must be the same in every language: headings by level, code without its comments, links, table rows."""
     code = re.findall(r"^```(\w+)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

@@ -5,11 +5,14 @@ the whole of it on a tiny model with a stand-in for the tool.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+SIDES = ("bare", "served")
 
 
 def _distribution(median: float, total: float = 0.0) -> dict[str, Any]:
@@ -66,6 +69,43 @@ def test_what_is_read_of_the_tools_report() -> None:
         numbers({"benchmarks": []})
 
 
+def test_nobodys_folder_is_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--venv may name a folder that somebody has things in: it is refused, and they are still there. An environment is
+    taken as it is."""
+    import serving_load
+
+    made: list[Any] = []
+    monkeypatch.setattr(serving_load.venv, "create", lambda folder, **options: made.append(options))
+    monkeypatch.setattr(serving_load.subprocess, "run", lambda *_, **__: None)
+    (tmp_path / "thesis.tex").write_text("years")
+    with pytest.raises(ValueError, match=r"--venv: .* is not empty and no virtual environment"):
+        serving_load.tool(tmp_path)
+    (tmp_path / "pyvenv.cfg").touch()
+    serving_load.tool(tmp_path)
+    assert not any(options.get("clear") for options in made)
+
+
+def test_plain_and_drafted_runs_of_a_load_are_neighbours() -> None:
+    """What changes on the machine in between meets both."""
+    from serving import runs
+    from serving_load import Load
+
+    loads = [Load(streams, 1, 1, 1) for streams in (1, 4)]
+    found = [(way, load.streams) for way, load in runs({"plain": False, "drafted": True}, loads)]
+    assert found == [("plain", 1), ("drafted", 1), ("plain", 4), ("drafted", 4)]
+
+
+def test_a_request_the_tool_lost_is_seen() -> None:
+    """It counts neither as answered nor as failed: the page says how many were asked for."""
+    from serving_load import numbers
+    from serving_page import _load_cells
+
+    row = {"way": "plain", "load": {"streams": 2, "requests": 5}, **numbers(_report(60.0))}
+    cells = _load_cells(row | {"counted": {"generation_tokens_total": 80.0}})
+    assert cells[2:4] == ["3/5", "1"]
+    assert cells[-1] == "60 / 80"
+
+
 # ----------------------------------------------------------------------------------------------------------- overhead
 
 
@@ -80,7 +120,7 @@ def test_pairs_alternate_and_have_prompts_of_their_own() -> None:
 def _row(side: str, pair: int, seconds: float, tokens: int = 100, texts: str = "ab") -> dict[str, Any]:
     return {
         "prompts": [pair], "config": f"{side}-plain", "trial": pair, "seconds": seconds, "cpu_seconds": seconds,
-        "tokens": tokens, "texts": list(texts), "load_average": 0.5, "at": "2026-01-01T00:00:00+00:00",
+        "tokens": tokens, "verified": 3, "texts": list(texts), "load_average": 0.5, "at": "2026-01-01T00:00:00+00:00",
     }  # fmt: skip
 
 
@@ -95,7 +135,27 @@ def test_overhead_is_the_time_added_for_the_same_tokens() -> None:
     assert plain["overhead"]["median"] == pytest.approx(0.1)
     assert (plain["overhead"]["min"], plain["overhead"]["max"]) == (pytest.approx(0.01), pytest.approx(0.25))
     assert plain["same_texts"] == [5, 6]
+    assert plain["verified"] == {"bare": 9, "served": 9}
     assert summarise(rows)["drafted"] is None
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        ((0.02, 0.021, 0.019, 0.02), "below the 5 %"),
+        ((0.06, 0.061, 0.059, 0.06), "not below the 5 %"),
+        ((0.02, 0.02, 0.02, 0.4), "not resolved"),
+        ((0.01,), "not resolved"),
+    ],
+)
+def test_what_pairs_cannot_tell_is_no_verdict(added: tuple[float, ...], said: str) -> None:
+    """A median below the border is not enough: the bound must be, and one pair has none."""
+    from serving_overhead import summarise
+    from serving_page import verdict
+
+    rows = [_row(side, i, 10 * (1 + more * (side == "served"))) for i, more in enumerate(added) for side in SIDES]
+    assert said in verdict("plain", summarise(rows)["plain"]["overhead"])
+    assert ("not below" in said) == ("not below" in verdict("plain", summarise(rows)["plain"]["overhead"]))
 
 
 def test_an_answer_that_failed_is_no_result() -> None:
@@ -107,6 +167,49 @@ def test_an_answer_that_failed_is_no_result() -> None:
     for broken in (f"HTTP/1.1 200 OK\r\n\r\n{events}", "HTTP/1.1 429 Too Many\r\n\r\n{}", ""):
         with pytest.raises(RuntimeError, match="the server answered"):
             _read(broken.encode())
+
+
+def test_a_key_of_the_user_does_not_shut_the_benchmark_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FORERUN_API_KEY is for servers of theirs; the one that is measured has no key."""
+    import serving_process
+
+    seen: list[dict[str, str]] = []
+
+    def started(command: Any, env: dict[str, str] | None = None, **_: Any) -> Any:
+        seen.append(dict(os.environ) if env is None else env)
+        raise OSError("far enough")
+
+    monkeypatch.setenv("FORERUN_API_KEY", "secret")
+    monkeypatch.setattr(serving_process.subprocess, "Popen", started)
+    with pytest.raises(OSError, match="far enough"), serving_process.served("embedded", [], tmp_path / "log"):
+        pass
+    assert "FORERUN_API_KEY" not in seen[0]
+    assert "PATH" in seen[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [("", "holds none"), ('{"turns": ["a"]}\n', "line 1 has no"), (None, "No such file")]
+)
+def test_prompts_that_are_none_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, said: str
+) -> None:
+    """By the flag, or by the file that is not there; before anything is loaded."""
+    import serving
+
+    path = tmp_path / "prompts.jsonl"
+    if content is not None:
+        path.write_text(content)
+    assert serving.main(["overhead", "--prompts", str(path), "--out", str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_trained_drafter_is_known_by_its_run() -> None:
+    """Every one of them lies in a folder `best`."""
+    from serving import label
+
+    assert label("runs/dspark/best") == "dspark/best"
+    assert label("/models/qwen.gguf") == "qwen.gguf"
+    assert label("ngram") == "ngram"
 
 
 # -------------------------------------------------------------------------------------------------------------- whole
@@ -151,7 +254,8 @@ def test_the_whole_benchmark(tmp_path: Path, tiny_qwen3_dir: Path, monkeypatch: 
     assert found["overhead"]["plain"]["same_texts"] == found["overhead"]["drafted"]["same_texts"] == [4, 4]
     text = page.read_text()
     assert "20 / 20" in text
-    assert "below the 5 %" in text
+    assert "5 % the server is held to" in text
+    assert found["overhead"]["drafted"]["verified"]["bare"] == found["overhead"]["drafted"]["verified"]["served"] > 0
     assert str(tmp_path) not in text
 
 

@@ -92,12 +92,15 @@ def _sums(page: str) -> dict[str, float]:
 
 
 class _Watch:
-    """The largest value of each series on any page that was read."""
+    """The largest value of each series on any page that was read, and the labels of its lines."""
 
     def __init__(self) -> None:
         self.seen: dict[str, float] = {}
+        self.labels: dict[str, set[str]] = {}
 
     def read(self, page: bytes) -> None:
+        for name, labels in re.findall(r"^forerun:(\w+)\{(.*)\} ", page.decode(), re.MULTILINE):
+            self.labels.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
         for name, value in _sums(page.decode()).items():
             self.seen[name] = max(value, self.seen.get(name, 0.0))
 
@@ -148,7 +151,7 @@ def _scheduled() -> Engine:
 
 
 @pytest.fixture(scope="module")
-def moved(tmp_path_factory) -> dict[str, float]:
+def moved(tmp_path_factory) -> _Watch:
     watch = _Watch()
     card = _with_card(tmp_path_factory.mktemp("card"), 30.0)
     # How many rounds these few requests draft for the card's drafter alone depends on when they come.
@@ -163,13 +166,13 @@ def moved(tmp_path_factory) -> dict[str, float]:
         site.settle()
     with Site(_scheduled) as site:
         watch.run(site, [site.call("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 300, "temperature": 0})])
-    return watch.seen
+    return watch
 
 
 @pytest.mark.parametrize("name", [*SHARED, *OWN])
 def test_every_series_moves(moved, name):
     """In real runs with what each is about: preemption, refusal, faults, a card, costs, a prefix that was seen."""
-    assert moved[name] > 0
+    assert moved.seen[name] > 0
 
 
 def test_vllms_series_are_not_there_unless_asked(site):
@@ -198,6 +201,46 @@ def test_the_dashboard_asks_for_series_that_exist():
     for name in set(re.findall(r"forerun:\w+", asked)):
         assert re.sub(r"_(bucket|sum|count)$", "", name).removeprefix("forerun:") in (*SHARED, *OWN), name
     assert len(document["panels"]) == 15
+
+
+ASKED = re.compile(r"(?:by \(([\w, ]+)\) \((?:rate\()?)?forerun:(\w+)\{([^}]*)\}")
+"""Labels that are kept, series, selectors."""
+
+
+def test_the_dashboard_asks_for_labels_that_exist(moved):
+    """Those it selects and groups by are on the lines of that series, and a legend shows what is grouped by."""
+    document = json.loads((ROOT / "docs" / "grafana.json").read_text(encoding="utf-8"))
+    for target in (target for panel in document["panels"] for target in panel["targets"]):
+        parts = ASKED.findall(target["expr"])
+        assert len(parts) == target["expr"].count("forerun:")
+        for kept, name, selected in parts:
+            labels = {*kept.replace(",", " ").split(), *re.findall(r"(\w+)=", selected)}
+            assert labels <= moved.labels[name], (labels, name)
+            assert "model_name" in labels
+            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= labels
+
+
+def test_the_dashboard_can_be_read():
+    """Every panel has a title of its own, a unit and a place of its own, asks the source that is chosen at the top, and
+    does not mix numbers with rates."""
+    document = json.loads((ROOT / "docs" / "grafana.json").read_text(encoding="utf-8"))
+    variables = {one["name"] for one in document["templating"]["list"]}
+    panels, taken = document["panels"], set()
+    assert len({panel["title"] for panel in panels}) == len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        x, y, width, height = (panel["gridPos"][side] for side in "xywh")
+        place = {(column, row) for column in range(x, x + width) for row in range(y, y + height)}
+        assert not place & taken, panel["title"]
+        assert x + width <= 24, panel["title"]
+        taken |= place
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        targets, unit = panel["targets"], panel["fieldConfig"]["defaults"]["unit"]
+        assert len({target["refId"] for target in targets}) == len(targets)
+        rates = {re.match(r"sum( by \(\w+\) )?\(rate\([^/]*$", target["expr"]) is not None for target in targets}
+        assert len(rates) == 1, f"{panel['title']}: numbers and rates on one axis"
+        assert unit != "short" or rates == {False}, f"{panel['title']}: a rate without its unit"
+        used = re.findall(r"\$(\w+)", " ".join(target["expr"] for target in targets))
+        assert set(used) <= variables | {"__rate_interval"}
 
 
 class _TooMany(Script):

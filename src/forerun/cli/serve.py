@@ -177,7 +177,7 @@ class ModelFlags:
     enable_prefix_caching: Annotated[
         bool | None,
         _flag(
-            "Keep the KV rows of prompts for those that begin alike (the default where all drafters allow it).",
+            "Keep the KV rows of prompts for those that begin alike (the default).",
             _SERVER,
             "--enable-prefix-caching/--no-enable-prefix-caching",
         ),
