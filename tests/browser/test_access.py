@@ -168,3 +168,15 @@ def test_pictures_of_the_dark_theme(visit, served):
     page.click("#tab-live")
     page.wait_for_selector("#chart-speed svg")
     screenshot(page, "live-dark")
+
+
+def test_a_phone_shows_the_answer(visit, served):
+    """Below the form as it is there, it comes into view; a tap tells of a token what a mouse would."""
+    page = until_ready(visit(served, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True).page)
+    page.fill("#max-tokens", "24")
+    page.tap("#generate")
+    page.wait_for_selector("#answers .answer .badge.done")
+    top = page.evaluate("document.querySelector('#answers .answer').getBoundingClientRect().top")
+    assert 0 <= top < 844
+    page.locator("#answers .token").nth(3).tap()
+    page.wait_for_selector("#tip:visible")

@@ -48,3 +48,15 @@ def test_a_wrong_key_is_refused_and_asked_for_again(visit, measured):
     page.fill("#key", measured.key)
     page.click("#key-form button.primary")
     until_ready(page)
+
+
+def test_a_key_that_cannot_be_sent_is_no_silent_server(visit, measured):
+    """Letters that no header carries: the browser would send nothing, which looks like a server that is gone."""
+    page = visit(measured).page
+    page.fill("#key", "ключ")
+    page.click("#key-form button.primary")
+    page.wait_for_selector("#key-error >> text=ASCII")
+    assert page.locator("#key-dialog").is_visible()
+    page.fill("#key", measured.key)
+    page.keyboard.press("Enter")
+    until_ready(page)

@@ -57,3 +57,42 @@ def test_a_server_that_goes_away_is_found_again(visit, tmp_path):
     finally:
         page.goto("about:blank")
         second.stop()
+
+
+def test_every_series_of_the_charts_is_there(visit, served):
+    """A series under another name would leave its chart empty, and nobody would know."""
+    page = until_ready(visit(served, "#live").page)
+    served.post("/v1/completions", {"prompt": "def area(shape):", "max_tokens": 32, "temperature": 0})
+    missing = page.evaluate(
+        """async () => { const m = await import('/static/prometheus.js');
+        const found = m.snapshot(m.parse(await (await fetch('metrics')).text()));
+        return Object.keys(found).filter((name) => found[name] === null); }"""
+    )
+    assert set(missing) <= {"gain"}  # where costs are not known there is none
+
+
+def test_what_is_empty_says_so(visit, served):
+    """Nothing is drafted while nothing is asked: the chart says that, rather than being blank."""
+    page = until_ready(visit(served, "#live").page)
+    until(page, "document.querySelector('#chart-length').textContent.includes('nothing in this time')")
+    assert "nothing" not in page.locator("#chart-queue").text_content()
+
+
+def test_an_alarm_is_said_once(visit, served):
+    """It is put in when it begins, not with every reading: each time it would be read aloud."""
+    page = visit(served, "#live").page
+
+    def drifting(route):
+        answer = route.fetch()
+        series = 'forerun:spec_decode_drift_alarm{engine="0",drafter="small"} 1.0\n'
+        route.fulfill(response=answer, body=answer.text() + series)
+
+    page.route("**/metrics", drifting)
+    page.wait_for_selector("#drift:visible")
+    assert "small" in page.locator("#drift").inner_text()
+    page.evaluate(
+        """async () => { window.said = 0;
+        new MutationObserver(() => { said += 1; }).observe(document.getElementById('drift'), { childList: true });
+        const live = await import('/static/live.js'); for (let i = 0; i < 3; i++) live.draw(); }"""
+    )
+    assert page.evaluate("said") == 0

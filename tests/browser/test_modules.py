@@ -87,3 +87,52 @@ def test_events_are_cut_out_of_any_pieces(run):
         })()""",
     )
     assert found == [['{"a": "é"}', "[DONE]"]] * 3
+
+
+def test_a_long_answer_is_laid_out_in_parts(run):
+    """Tokens of one frame are put in together; a new block begins behind a complete line and nowhere else, so that the
+    text looks as it would in one piece."""
+    made = run(
+        "answer",
+        """(() => {
+          const root = document.createElement('div'), view = new m.TokenView(root), found = {};
+          const token = (text, id) => ({ id, text, source: 'plain' });
+          for (let i = 0; i < 300; i++) view.add([token(i % 10 === 9 ? '\\n' : ' w', i)]);
+          found.before = root.childElementCount;
+          view.flush();
+          found.tokens = root.querySelectorAll('.token').length;
+          found.text = root.textContent === view.text;
+          found.blocks = [...root.children].map((block) => block.childElementCount);
+          found.ends = [...root.children].every((block) => block.textContent.endsWith('\\n'));
+          view.add(Array.from({ length: 200 }, (_, i) => token(' on', i)));
+          view.flush();
+          found.one = root.lastElementChild.childElementCount;
+          return found;
+        })()""",
+    )
+    assert made == {"before": 0, "tokens": 300, "text": True, "blocks": [70, 70, 70, 70, 20], "ends": True, "one": 220}
+
+
+def test_rounds_are_drawn_once(run):
+    """A column that is there stays; all are drawn anew only where a round has more boxes than any before."""
+    kept = run(
+        "answer",
+        """(() => {
+          const root = document.createElement('div'), strip = new m.RoundStrip(root), found = [];
+          for (const rounds of [[[3, 1]], [[3, 1], [2, 2]], [[3, 1], [2, 2], [5, 0]]]) {
+            const before = root.querySelector('g');
+            strip.draw(rounds);
+            found.push([root.querySelector('g') === before, root.querySelectorAll('g').length,
+                        root.querySelectorAll('rect').length]);
+          }
+          return found;
+        })()""",
+    )
+    assert kept == [[False, 1, 3], [True, 2, 5], [False, 3, 10]]
+
+
+def test_lines_break_where_nothing_was_read(run):
+    """A page that was hidden for a while does not know what happened meanwhile, and draws no line across."""
+    levels = """(() => { const h = new m.History(300, 4), seen = (at) => ({ generated: 0, steps: 0, running: at });
+      for (const at of [0, 2, 100, 102]) h.add(at, seen(at)); return h.levels((v) => v.running); })()"""
+    assert run("prometheus", levels) == [[0, 0], [2, 2], [100, None], [100, 100], [102, 102]]

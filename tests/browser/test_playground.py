@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from browser.conftest import answer_with, screenshot, until_ready
+from browser.conftest import answer_with, screenshot, until, until_ready
 
 PROMPT = "def area(shape):\n"
 SOURCES = ("drafted", "corrected", "bonus", "plain")
@@ -167,3 +167,92 @@ def test_the_same_request_for_a_terminal(visit, served):
     assert '"seed": 11' in copied
     assert "it'\\''s" in copied
     assert "provenance" not in copied
+
+
+def chatting(page):
+    """A page that believes its model chats, and the routes of its answers, which the test gives."""
+
+    def templated(route):
+        answer = route.fetch()
+        route.fulfill(response=answer, json={**answer.json(), "chat_template": True})
+
+    held = []
+    page.route("**/server_info", templated)
+    page.route("**/v1/chat/completions", lambda route: held.append(route))
+    page.reload()
+    until_ready(page)
+    return held
+
+
+def test_what_is_typed_while_an_answer_comes_stays(visit, served):
+    """The message box is emptied of what was sent, not of the next message."""
+    page = visit(served).page
+    held = chatting(page)
+    ask(page, "first")
+    page.wait_for_selector(f"{ANSWER} .badge.working")
+    page.fill("#prompt", "second")
+    answer_with(held.pop(), [{"id": 1, "text": "so", "source": "plain"}], delta={"content": "so"})
+    page.wait_for_selector(DONE)
+    assert page.input_value("#prompt") == "second"
+    page.click("#generate")
+    page.wait_for_selector(f"{ANSWER} .badge.working")
+    said = [message["content"] for message in held[0].request.post_data_json["messages"]]
+    assert said == ["first", "so", "second"]
+    answer_with(held.pop(), [{"id": 1, "text": "yes", "source": "plain"}], delta={"content": "yes"})
+    page.wait_for_selector(DONE)
+    assert page.input_value("#prompt") == ""
+
+
+def test_a_new_chat_stays_new(visit, served):
+    """Also where an answer of the old one is still to come."""
+    page = visit(served).page
+    held = chatting(page)
+    for text in ("first", "second"):
+        ask(page, text)
+        until(page, "document.querySelector('#answers .working')")
+        if text == "second":
+            page.click("#new-chat")
+        answer_with(held.pop(), [{"id": 1, "text": "so", "source": "plain"}], delta={"content": "so"})
+        page.wait_for_selector(DONE)
+    ask(page, "third")
+    until(page, "document.querySelector('#answers .working')")
+    assert [message["content"] for message in held.pop().request.post_data_json["messages"]] == ["third"]
+    page.unroute_all(behavior="ignoreErrors")
+
+
+def test_copying_works_without_a_clipboard_of_its_own(visit, served):
+    """Browsers give none to a page of http:// on another machine. Two clicks leave the button as it was."""
+    page = visit(served).page
+    page.add_init_script("delete Navigator.prototype.clipboard")
+    page.reload()
+    until_ready(page)
+    page.click("#copy-curl")
+    page.click("#copy-curl")
+    page.wait_for_selector("text=Copied")
+    page.focus("#prompt")
+    page.keyboard.press("Control+a")
+    page.keyboard.press("Control+v")
+    assert page.input_value("#prompt").startswith("curl -N ")
+    page.wait_for_timeout(2000)
+    assert page.locator("#copy-curl").inner_text() == "Copy as curl"
+
+
+def test_choices_outlive_a_reconnection(visit, served):
+    """What the server tells of itself once more does not undo what was chosen."""
+    page = until_ready(visit(served).page)
+    page.select_option("#drafter", "small")
+    page.evaluate(
+        """async () => (await import('/static/playground.js')).know(await (await fetch('server_info')).json())"""
+    )
+    assert page.input_value("#drafter") == "small"
+
+
+def test_a_seed_is_sent_as_it_was_typed_or_not_at_all(visit, served):
+    """Numbers of JavaScript are exact up to 2^53 - 1; another seed than was asked for would be a lie."""
+    watched = visit(served)
+    page = until_ready(watched.page)
+    ask(page, tokens="2", seed="9007199254740993")
+    assert page.locator("#answers .answer").count() == 0
+    ask(page, tokens="2", seed="-9007199254740991")
+    page.wait_for_selector(DONE)
+    assert not [url for url in watched.requests if url.endswith("completions")][1:]

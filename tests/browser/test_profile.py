@@ -22,6 +22,13 @@ def test_what_was_measured_is_drawn(visit, measured):
     assert "delayed" in page.locator("#profile-about").inner_text()
     ways = page.locator("#table-frontier tbody td:first-child").all_inner_texts()
     assert {"plain", "fixed:2", "delayed"} == set(ways)
+    plain = page.locator("#chart-frontier .line.s5").count()
+    assert plain == 2, "plain decoding is grey, in the chart and in its legend"
+    assert set(page.locator("#chart-frontier text").all_text_contents()) >= {"1", "2"}, "points say their load"
+    page.select_option("#reliability-source", index=1)
+    legend = page.locator("#chart-reliability .legend").inner_text()
+    assert "as given: mean error" in legend
+    assert "calibrated: mean error" in legend
     assert any("held-out" in text for text in page.locator("#reliability-source option").all_inner_texts())
     for name in NAMES:
         page.locator(f"#table-{name} summary").click()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from browser.conftest import answer_with, screenshot, until_ready
+from browser.conftest import answer_with, screenshot, until, until_ready
 
 
 def race(page, **fields):
@@ -45,7 +45,7 @@ def test_a_greedy_race_is_identical(visit, served):
     screenshot(page, "race-light")
 
 
-PROMISED = {"coupled": {"Identical"}, "rejection": {"Same law, other draws", "Identical"}}
+PROMISED = {"coupled": {"Identical"}, "rejection": {"Differs, as separate draws may", "Identical"}}
 
 
 @pytest.mark.parametrize("mode", PROMISED)
@@ -125,3 +125,38 @@ def test_both_at_once_are_told_apart(visit, served):
     page.check("#race-together")
     assert race(page) == "Identical"
     assert "shared the machine" in page.locator("#race-progress").inner_text()
+
+
+def test_of_two_at_once_none_runs_on_alone(visit, served):
+    """Where one fails the other's request is ended too: it would go on writing into the next race."""
+    watched = visit(served, "#race", reduced_motion="reduce")
+    page, watched.expected = until_ready(watched.page), ("429",)
+
+    def refused(route):
+        if route.request.post_data_json.get("speculative") is False:
+            return route.continue_()
+        until(page, "document.querySelector('#lane-plain .token')")
+        return route.fulfill(status=429, body=json.dumps({"error": {"message": "full"}}))
+
+    page.route("**/v1/completions", refused)
+    page.check("#race-together")
+    page.check("#race-ignore-eos")
+    page.fill("#race-max-tokens", "1500")
+    page.click("#race-start")
+    page.wait_for_selector("#verdict.bad")
+    assert page.locator(".lane.running").count() == 0
+    shown = page.locator("#lane-plain .token").count()
+    page.wait_for_timeout(500)
+    assert page.locator("#lane-plain .token").count() == shown < 1500
+
+
+def test_a_replay_that_is_begun_anew_keeps_the_mark(visit, served):
+    """Of the first token that differs."""
+    page = until_ready(visit(served, "#race", reduced_motion="reduce").page)
+    page.route("**/v1/completions", forged({}))
+    race(page)
+    page.click("#race-again")
+    page.click("#race-again")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#lane-plain.done")
+    assert page.locator(".token.differs").count() == 2

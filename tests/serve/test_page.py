@@ -20,10 +20,12 @@ from forerun.budget.profile import Profile, ProfileKey
 from forerun.budget.reliability import Bin
 from forerun.budget.scheduler import Scheduler
 from forerun.budget.stored import load_study_path, write_load_study
+from forerun.drafters.config import parse_configs
 from forerun.drafters.fake import Oracle
 from forerun.engine import Engine
 from forerun.engine.schedule import RoundReport, Scheduling
 from forerun.serve import ServeOptions, create_app
+from forerun.serve.page_data import drafter_flags
 from forerun.serve.page_files import HEADERS, PAGE
 from forerun.serve.page_frontier import expected_frontier
 from forerun.serve.provenance import SOURCES
@@ -282,6 +284,20 @@ def test_without_a_profile_the_document_says_so(site):
     assert {one["drafter"] for one in found["reliability"]} & {"ngram", "small"}
     assert site.get("/server_info").json["version"] == forerun.__version__
     assert json.dumps(found)  # no NaN
+
+
+@pytest.mark.parametrize(
+    ("drafters", "flags"),
+    [
+        (None, "my/model"),
+        ("ngram,small", "my/model --drafter ngram,small"),
+        ("dspark+lookup", "my/model --drafter dspark+lookup"),
+        ({"model": "my drafter", "num_speculative_tokens": 3}, "my/model --drafter 'my drafter'"),
+    ],
+)
+def test_commands_name_what_is_served(drafters, flags):
+    """A drafter of a folder by its folder, one with prompt lookup as such: costs of another drafter would not count."""
+    assert drafter_flags("my/model", parse_configs(drafters)) == flags
 
 
 def test_the_page_is_read_while_answers_are_computed(site):

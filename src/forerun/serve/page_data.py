@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from dataclasses import asdict
 from typing import Any
 
 from forerun.budget.profile import Profile
 from forerun.budget.stored import profiles_folder, read_load_study
+from forerun.drafters.config import WITH_LOOKUP, SpeculativeConfig
 from forerun.errors import OptionError
 from forerun.serve.page_frontier import expected_frontier
 from forerun.serve.service import Service
@@ -21,8 +23,8 @@ DENSE = 512
 async def profile_document(service: Service) -> dict[str, Any]:
     """The document of /forerun/profile.
 
-    `profile` is null where costs are not known, `load` where nothing was measured under load; `expected` is what costs
-    and acceptance let expect of it. Times are in seconds.
+    `flags` are the model and its drafters for a command; `profile` is null where costs are not known, `load` where
+    nothing was measured under load; `expected` is what costs and acceptance let expect of it. Times are in seconds.
     """
     scheduler = service.engine.engine.core.schedule.scheduler
     # Costs follow what steps take, so they are looked at between two steps.
@@ -31,6 +33,7 @@ async def profile_document(service: Service) -> dict[str, Any]:
     return {
         "model": service.target.name,
         "drafters": [entry.name for entry in service.loaded],
+        "flags": drafter_flags(service.target.name, [entry.config for entry in service.loaded]),
         "scheduling": {
             "policy": scheduler.options.policy,
             "adapts": scheduler.adapts,
@@ -45,6 +48,14 @@ async def profile_document(service: Service) -> dict[str, Any]:
         "expected": expected,
         "load": None if profile is None else await service.lanes.text(0, _load, service, profile),
     }
+
+
+def drafter_flags(model: str, configs: list[SpeculativeConfig]) -> str:
+    """The target and its drafters as a shell takes them: what a command measures must be what is served."""
+    drafters = [
+        f"{one.model or one.name}{WITH_LOOKUP if one.copies else ''}" for one in configs if one.name != "vanilla"
+    ]
+    return shlex.join([model, *(["--drafter", ",".join(drafters)] if drafters else [])])
 
 
 def _now(service: Service) -> tuple[Profile | None, list[dict[str, Any]]]:
@@ -91,4 +102,4 @@ def _load(service: Service, profile: Profile) -> dict[str, Any] | None:
         return None
 
 
-__all__ = ["profile_document"]
+__all__ = ["drafter_flags", "profile_document"]

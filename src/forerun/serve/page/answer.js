@@ -62,11 +62,20 @@ export class Tally {
   }
 }
 
-/** Tokens in a box. It is one tab stop; the arrow keys go from token to token. */
+const BLOCK = 64; // tokens
+
+/**
+ * Tokens in a box. It is one tab stop; the arrow keys go from token to token.
+ *
+ * Text is laid out as a whole with each token that joins it, which takes longer the longer it is. So tokens are put in
+ * once a frame, and into blocks: each ends with the first line that is complete behind some number of tokens.
+ */
 export class TokenView {
   constructor(root) {
     this.root = root;
     this.tokens = [];
+    this.nodes = []; // their elements; those of this frame are not there yet
+    this.frame = null;
     root.addEventListener("keydown", (event) => this.move(event));
     root.addEventListener("mouseover", (event) => this.point(event.target));
     root.addEventListener("mouseleave", () => hideTip());
@@ -76,6 +85,7 @@ export class TokenView {
 
   clear() {
     this.tokens = [];
+    this.nodes = [];
     this.root.replaceChildren();
   }
 
@@ -87,20 +97,40 @@ export class TokenView {
   }
 
   add(tokens) {
+    this.tokens.push(...tokens);
+    this.frame ??= requestAnimationFrame(() => this.flush());
+  }
+
+  /** Shows everything now, as whoever looks for a token's element wants it. */
+  flush() {
+    cancelAnimationFrame(this.frame);
+    this.frame = null;
+    const left = this.tokens.slice(this.nodes.length);
+    if (!left.length) return;
     const atEnd = this.root.scrollHeight - this.root.scrollTop - this.root.clientHeight < 40;
-    for (const token of tokens) {
-      this.root.append(this.element(token));
-      this.tokens.push(token);
+    for (const token of left) {
+      const node = this.element(token, this.nodes.length);
+      this.block().append(node);
+      this.nodes.push(node);
     }
     if (atEnd) this.root.scrollTop = this.root.scrollHeight;
   }
 
-  element(token) {
-    const first = this.tokens.length === 0;
+  /** Where the next token goes. A new block begins a new line, so it begins where a line has ended. */
+  block() {
+    const last = this.root.lastElementChild;
+    const full = last?.childElementCount >= BLOCK && last.lastElementChild.textContent.endsWith("\n");
+    if (last && !full) return last;
+    const made = h("div");
+    this.root.append(made);
+    return made;
+  }
+
+  element(token, place) {
     const kind = ["token", token.source, token.special ? "special" : "", token.text.includes("\n") ? "breaks" : ""];
     const node = h(
       "span",
-      { class: kind.join(" "), tabindex: first ? 0 : -1, "data-place": this.tokens.length },
+      { class: kind.join(" "), tabindex: place === 0 ? 0 : -1, "data-place": place },
       token.text,
     );
     if (typeof token.confidence === "number") node.style.setProperty("--confidence", token.confidence.toFixed(3));
@@ -110,11 +140,13 @@ export class TokenView {
   move(event) {
     const place = Number(event.target.dataset?.place);
     const to = { ArrowRight: place + 1, ArrowLeft: place - 1, Home: 0, End: this.tokens.length - 1 }[event.key];
-    if (Number.isNaN(place) || to === undefined || !this.root.children[to]) return;
+    if (Number.isNaN(place) || to === undefined) return;
+    this.flush();
+    if (!this.nodes[to]) return;
     event.preventDefault();
     event.target.tabIndex = -1;
-    this.root.children[to].tabIndex = 0;
-    this.root.children[to].focus();
+    this.nodes[to].tabIndex = 0;
+    this.nodes[to].focus();
   }
 
   point(node) {
@@ -166,27 +198,43 @@ export function hideTip() {
   $("tip").hidden = true;
 }
 
+const BOX = 7; // pixels, and 2 between two boxes
+
 /** A column for each round: a box for each verified draft token, full where it was accepted. */
-export function roundStrip(root, rounds) {
-  const most = Math.max(1, ...rounds.map(([verified]) => verified));
-  const box = 7;
-  const drawing = svg("svg", {
-    viewBox: `0 0 ${Math.max(1, rounds.length) * (box + 2)} ${most * (box + 2)}`,
-    width: rounds.length * (box + 2),
-    height: most * (box + 2),
-    role: "img",
-    "aria-label": `${plural(rounds.length, "round")} that verified a draft`,
-  });
-  rounds.forEach(([verified, accepted], i) => {
-    const column = svg("g", {}, svg("title", {}, `round ${i + 1}: ${accepted} of ${verified} accepted`));
+export class RoundStrip {
+  constructor(root) {
+    this.root = root;
+    this.most = 0;
+    this.shown = 0;
+  }
+
+  /** Draws the rounds that have come since; all of them only where one has more boxes than any before. */
+  draw(rounds) {
+    const most = Math.max(1, ...rounds.slice(this.shown).map(([verified]) => verified));
+    if (most > this.most) this.begin(most);
+    this.drawing.append(...rounds.slice(this.shown).map((round, i) => this.column(round, this.shown + i)));
+    this.shown = rounds.length;
+    this.drawing.setAttribute("width", Math.max(1, rounds.length) * (BOX + 2));
+    this.drawing.setAttribute("aria-label", `${plural(rounds.length, "round")} that verified a draft`);
+  }
+
+  begin(most) {
+    this.most = most;
+    this.shown = 0;
+    this.drawing = svg("svg", { height: most * (BOX + 2), role: "img" });
+    this.root.replaceChildren(this.drawing);
+  }
+
+  column([verified, accepted], place) {
+    const column = svg("g", {}, svg("title", {}, `round ${place + 1}: ${accepted} of ${verified} accepted`));
     for (let k = 0; k < verified; k++) {
       const kind = k < accepted ? "kept" : k === accepted ? "refused" : "behind";
-      const y = (most - 1 - k) * (box + 2) + 1;
-      column.append(svg("rect", { x: i * (box + 2) + 1, y, width: box, height: box, rx: 1.5, class: kind }));
+      const y = (this.most - 1 - k) * (BOX + 2) + 1;
+      const box = { x: place * (BOX + 2) + 1, y, width: BOX, height: BOX, rx: 1.5, class: kind };
+      column.append(svg("rect", box));
     }
-    drawing.append(column);
-  });
-  root.replaceChildren(drawing);
+    return column;
+  }
 }
 
 const CACHED = "prompt tokens that were in the prefix cache, and all of them";

@@ -11,6 +11,7 @@ import * as race from "./race.js";
 const TABS = ["playground", "race", "live", "profile"];
 const LONGEST_WAIT = 8; // seconds between two attempts to connect
 const THEMES = ["system", "light", "dark"];
+const SENDABLE = /^[\x20-\x7e]+$/; // what a header can carry and a key of the server can be
 
 let attempts = 0;
 let retry = null;
@@ -35,13 +36,19 @@ function settle(info) {
   attempts = 0;
   show($("notice"), false);
   status("ready", "ready");
-  const drafters = info.speculative_config.map((one) => one.name).join(" + ") || "no drafter";
+  const drafters = info.speculative_config.map(named).join(" + ") || "no drafter";
   $("model").textContent = info.served_model_names[0] ?? info.model;
   $("about").textContent = [info.dtype, info.device, drafters, `${info.verify_mode} mode`].join(" · ");
   $("version").textContent = `forerun ${info.version}`;
   for (const part of [playground, race, profile]) part.know(info);
   live.start();
   if (selected() === "profile") profile.load();
+}
+
+/** As `--drafter` is told: with prompt lookup mixed in it is another drafter. */
+function named(drafter) {
+  const lookup = drafter.name !== "ngram" && (drafter.prompt_lookup_max ?? drafter.prompt_lookup_min);
+  return lookup ? `${drafter.name}+lookup` : drafter.name;
 }
 
 function wait(state, message) {
@@ -74,10 +81,15 @@ function askForKey(message) {
 
 function useKey(event) {
   event.preventDefault();
-  setKey($("key").value.trim());
+  const given = $("key").value.trim();
+  if (!SENDABLE.test(given)) {
+    $("key-error").textContent = "A key is plain ASCII text, and this is not. Was it copied whole?";
+    return $("key").select();
+  }
+  setKey(given);
   $("key").value = "";
   $("key-dialog").close();
-  connect();
+  return connect();
 }
 
 // -------------------------------------------------------------------------------------------------------------- tabs
@@ -130,6 +142,7 @@ function nameTheme() {
 }
 
 function pressed(event) {
+  if (event.isComposing) return; // keys of an input method
   const inDialog = document.querySelector("dialog[open]");
   if ((event.ctrlKey || event.metaKey) && event.key === "Enter" && !inDialog) {
     event.preventDefault();

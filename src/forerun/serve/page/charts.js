@@ -6,10 +6,12 @@ import { linear, log2, path, powers, short, ticks } from "./scales.js";
 
 const EDGE = { left: 52, right: 14, top: 12, bottom: 36 };
 const TONES = 5; // s0 .. s4 of the style sheet
+export const PLAIN = 5; // s5: plain decoding is grey in every picture
 const SHAPES = ["circle", "square", "triangle", "diamond"];
 
-/** Lines over the last minutes. `series`: [{label, points: [[seconds, value or null]], fill}]. */
-export function timeChart(root, { series, now, span, max = 0, format = short, label }) {
+/** Lines over the last minutes. `series`: [{label, points: [[seconds, value or null]], fill}]; `empty`: said where no
+ * line has a value. */
+export function timeChart(root, { series, now, span, max = 0, format = short, label, empty = "" }) {
   const size = { width: root.clientWidth, height: 120 };
   if (size.width < 60) return; // not shown
   const edge = { left: 40, right: 6, top: 8, bottom: 18 };
@@ -36,6 +38,8 @@ export function timeChart(root, { series, now, span, max = 0, format = short, la
     const last = places.at(-1);
     if (last) drawing.append(dot(last, i));
   });
+  if (series.every((one) => one.points.every(([, value]) => value === null)))
+    drawing.append(text(empty, size.width / 2, y(marks.at(-1) / 2) - 4, "middle"));
   root.replaceChildren(drawing);
 }
 
@@ -79,10 +83,10 @@ export function barChart(root, { bars, format, least = 6 }) {
 /**
  * Points and lines over two axes.
  *
- * `series`: [{label, points: [[x, y, title]], dots, line, steps}]; `x`, `y`: {label, log, low, high, format};
- * `diagonal`: the line on which both are equal.
+ * `series`: [{label, points: [[x, y, title, size]], tags, mark, dots, line}], tags being words beside the points; `x`,
+ * `y`: {label, log, low, high, format}; `diagonal`: the line on which both are equal; `edge`: {x, label} of a border.
  */
-export function xyChart(root, { series, x, y, diagonal = false, label }) {
+export function xyChart(root, { series, x, y, diagonal = false, edge = null, label }) {
   const size = { width: Math.max(280, root.clientWidth), height: 300 };
   if (!root.clientWidth) return;
   const across = axis(
@@ -101,6 +105,13 @@ export function xyChart(root, { series, x, y, diagonal = false, label }) {
   if (diagonal) {
     const ends = { x1: across.place(0), y1: up.place(0), x2: across.place(1), y2: up.place(1) };
     drawing.append(svg("line", { ...ends, class: "diagonal" }));
+  }
+  if (edge) {
+    const at = across.place(edge.x);
+    const bottom = size.height - EDGE.bottom;
+    drawing.append(svg("line", { x1: at, x2: at, y1: EDGE.top, y2: bottom, class: "diagonal" }));
+    const right = at < size.width / 2;
+    drawing.append(text(edge.label, at + (right ? 5 : -5), bottom - 6, right ? "start" : "end"));
   }
   series.forEach((one, i) => draw(drawing, one, one.mark ?? i % TONES, across.place, up.place));
   root.replaceChildren(drawing, legend(series));
@@ -142,6 +153,7 @@ function draw(drawing, one, mark, x, y) {
     const found = dot(place, mark, one.points[i][3]);
     found.append(svg("title", {}, one.points[i][2] ?? ""));
     drawing.append(found);
+    if (one.tags) drawing.append(text(one.tags[i], place[0] + 6, place[1] - 6, "start"));
   });
 }
 

@@ -54,16 +54,38 @@ export function say(text) {
   }, 150);
 }
 
+/** Fills a list with [value, text] of each choice; what was chosen before stays so, if it is still there. */
+export function fillSelect(select, items) {
+  const before = select.value;
+  select.replaceChildren(...items.map(([value, text]) => h("option", { value }, text)));
+  if (items.some(([value]) => value === before)) select.value = before;
+}
+
 export async function copy(text, button) {
-  const label = button.textContent;
-  try {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
-  } catch {
-    button.textContent = "Copying is not allowed here";
-  }
+  button.dataset.label ??= button.textContent; // not read again while it says what came of the last time
+  button.textContent = (await isCopied(text, button)) ? "Copied" : "Copying is not allowed here";
   say(button.textContent);
   setTimeout(() => {
-    button.textContent = label;
+    button.textContent = button.dataset.label;
   }, 1500);
+}
+
+async function isCopied(text, button) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return copiedAsSelection(text, button); // browsers keep the clipboard from pages of http:// but for localhost's
+  }
+}
+
+function copiedAsSelection(text, button) {
+  const field = h("textarea", { class: "aside", readonly: true, "aria-hidden": "true" });
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  const done = document.execCommand("copy");
+  field.remove();
+  button.focus();
+  return done;
 }

@@ -105,7 +105,9 @@ export function draw() {
 }
 
 function put(name, now, series, said, options = {}) {
-  timeChart($(`chart-${name}`), { series, now, span: shown(now), label: series.map(summary).join("; "), ...options });
+  const empty = history.points.length > 1 ? "nothing in this time" : "reading…";
+  const label = series.map(summary).join("; ");
+  timeChart($(`chart-${name}`), { series, now, span: shown(now), label, empty, ...options });
   const value = latest(series[0]);
   $(`now-${name}`).textContent = value === null ? "–" : said(value);
 }
@@ -146,7 +148,7 @@ function positions() {
 
 function alarms() {
   const names = history.points.at(-1).values.alarms;
+  const text = `${names.join(", ")}: less than half is accepted of what the card promises; the data or the template no longer fit.`;
+  if ($("drift").textContent !== text) $("drift").replaceChildren(h("p", {}, text)); // said aloud each time it is put in
   show($("drift"), names.length > 0);
-  const text = `${names.join(", ")} accepts less than half of what its card promises: its data or its template no longer fit.`;
-  $("drift").replaceChildren(h("p", {}, text));
 }

@@ -1,8 +1,8 @@
 // The playground: one request at a time, its answer token by token.
 
-import { $, chosen, copy, h, number, plural, say, show } from "./dom.js";
+import { $, chosen, copy, fillSelect, h, number, plural, say, show } from "./dom.js";
 import { explained, hasKey } from "./api.js";
-import { fillNumbers, numbersOf, roundStrip, sourceLegend, TokenView } from "./answer.js";
+import { fillNumbers, numbersOf, RoundStrip, sourceLegend, TokenView } from "./answer.js";
 import { asCurl, bodyOf, numberIn, run } from "./request.js";
 
 const KEPT = 20; // answers on the page; older ones go
@@ -14,6 +14,7 @@ let count = 0;
 let conversation = [];
 let known = false;
 
+const ROUNDS = "A column is a round: full boxes were accepted, the outlined one refused, grey ones lie behind it.";
 const CHAT_PROMPT = "Write a Python function that tells whether a number is prime, and explain it.";
 
 export function setUp() {
@@ -44,11 +45,7 @@ export function know(info) {
   const drafters = info.speculative_config.map((one) => one.name).filter((name) => name !== "vanilla");
   $("speculative").disabled = !drafters.length;
   show($("no-drafter"), !drafters.length);
-  const options = [
-    h("option", { value: "" }, "all of them"),
-    ...drafters.map((name) => h("option", { value: name }, name)),
-  ];
-  $("drafter").replaceChildren(...options);
+  fillSelect($("drafter"), [["", "all of them"], ...drafters.map((name) => [name, name])]);
   $("draft-length").placeholder = info.num_speculative_tokens ?? "–";
   $("draft-length").max = info.num_speculative_tokens || ""; // 0: any length
   $("verify-mode").options[0].textContent = `default (${info.verify_mode})`;
@@ -124,8 +121,10 @@ export async function generate() {
   if (running || !$("ask").reportValidity()) return;
   const kind = chosen("kind");
   const body = request();
-  const card = new Card((count += 1), kind, body, $("prompt").value);
+  const asked = { body, prompt: $("prompt").value, conversation };
+  const card = new Card((count += 1), kind, body, asked.prompt);
   $("answers").prepend(card.root);
+  card.root.scrollIntoView({ block: "nearest" }); // on a narrow screen it is below the form
   while ($("answers").children.length > KEPT) $("answers").lastElementChild.remove();
   running = new AbortController();
   busy(true);
@@ -133,11 +132,11 @@ export async function generate() {
   try {
     const result = await run(kind, body, running.signal, (tokens, seconds, tally) => card.add(tokens, seconds, tally));
     card.end(result.tally.finish);
-    if (kind === "chat") remember(body, result.said);
+    if (kind === "chat") remember(asked, result.said);
   } catch (error) {
     if (error.name === "AbortError") {
       card.end("stopped");
-      if (kind === "chat" && card.view.text) remember(body, card.view.text);
+      if (kind === "chat" && card.view.text) remember(asked, card.view.text);
     } else {
       card.fail(explained(error));
     }
@@ -147,12 +146,14 @@ export async function generate() {
   }
 }
 
-function remember(body, said) {
+/** The chat goes on with this answer, unless another has been begun since; what has been typed since stays. */
+function remember(asked, said) {
+  if (conversation !== asked.conversation) return;
   conversation = [
-    ...body.messages.filter((message) => message.role !== "system"),
+    ...asked.body.messages.filter((message) => message.role !== "system"),
     { role: "assistant", content: said },
   ];
-  $("prompt").value = "";
+  if ($("prompt").value === asked.prompt) $("prompt").value = "";
   arrange();
 }
 
@@ -174,6 +175,8 @@ class Card {
     this.state = h("span", { class: "badge working" }, "working");
     this.numbers = h("dl", { class: "figures" });
     this.strip = h("div", { class: "strip", role: "group", tabindex: 0, "aria-label": "Rounds" });
+    this.rounds = new RoundStrip(this.strip);
+    this.grid = h("div", { hidden: true }, this.strip, h("p", { class: "hint" }, ROUNDS));
     this.sources = h("div");
     const copied = h(
       "button",
@@ -190,7 +193,7 @@ class Card {
       copied,
     );
     this.root = h("article", { class: "card answer", "aria-label": `Answer ${index}` });
-    this.root.append(head, h("p", { class: "asked" }, prompt), this.output, this.sources, this.strip, this.numbers);
+    this.root.append(head, h("p", { class: "asked" }, prompt), this.output, this.sources, this.grid, this.numbers);
     this.first = null;
     this.unread = "";
     this.spokenAt = 0;
@@ -216,11 +219,12 @@ class Card {
   draw() {
     clearTimeout(this.timer);
     this.timer = null;
+    this.view.flush();
     if (!this.tally) return;
     fillNumbers(this.numbers, numbersOf(this.tally, this.first));
     this.sources.replaceChildren(sourceLegend(this.tally.sources));
-    roundStrip(this.strip, this.tally.rounds);
-    this.strip.hidden = this.tally.rounds.length === 0;
+    show(this.grid, this.tally.rounds.length > 0);
+    this.rounds.draw(this.tally.rounds);
   }
 
   end(finish) {

@@ -1,12 +1,14 @@
 // The loaded profile: what steps cost here, how far confidences can be believed, and what that gives under load.
 
-import { $, copy, h, number, percent, plural, show } from "./dom.js";
+import { $, copy, fillSelect, h, number, percent, plural, show } from "./dom.js";
 import { explained, getJson } from "./api.js";
-import { renewTable, whenResized, xyChart } from "./charts.js";
+import { PLAIN, renewTable, whenResized, xyChart } from "./charts.js";
 import { short } from "./scales.js";
 
 const EXPECTED =
   "Expected from the costs above and from what has been accepted so far, as planning reckons: at short contexts, without prefills.";
+
+const FREE = 1.1; // times the cost of one row: up to there rows are called free
 
 let server = null;
 let found = null;
@@ -45,7 +47,7 @@ export function draw() {
 function describe() {
   const { scheduling, profile } = found;
   const parts = [`policy ${scheduling.policy}`];
-  if (scheduling.adapts) parts.push(`drafts where that gains at least ${percent(scheduling.min_predicted_gain)}`);
+  if (scheduling.adapts) parts.push(`drafts where that gains at least ${percent(scheduling.min_predicted_gain, 1)}`);
   else parts.push("every request drafts as configured: no costs are known");
   if (profile)
     parts.push(
@@ -64,10 +66,8 @@ function either(name, ready, command, why) {
   empty.replaceChildren(h("p", {}, why), h("p", { class: "command" }, h("code", {}, command), button));
 }
 
-function flags() {
-  const names = found.drafters.filter((name) => name !== "vanilla");
-  return `${found.model}${names.length ? ` --drafter ${names.join(",")}` : ""}`;
-}
+/** Of a drafter, the same in every picture. */
+const toneOf = (drafter) => 1 + (Math.max(0, found.drafters.indexOf(drafter)) % 4);
 
 // ------------------------------------------------------------------------------------------------------ the staircase
 
@@ -75,7 +75,8 @@ function staircase() {
   const { profile } = found;
   const why =
     "What a step costs by its rows has not been measured here, or not with these drafters. Run this with the flags of the server, then start the server again:";
-  either("staircase", profile !== null, `forerun profile ${flags()}`, why);
+  $("about-staircase").textContent = "";
+  either("staircase", profile !== null, `forerun profile ${found.flags}`, why);
   if (!profile) return;
   const { planned, measured } = profile.target;
   const steps = planned.rows.map((rows, i) => [rows, 1e3 * planned.seconds[i]]);
@@ -84,14 +85,14 @@ function staircase() {
     1e3 * measured.seconds[i],
     `${plural(rows, "row")}: ${short(1e3 * measured.seconds[i])} ms`,
   ]);
-  const drafters = profile.drafters.map((one, i) => {
+  const drafters = profile.drafters.map((one) => {
     const longest = one.lengths.at(-1);
     const points = longest.requests.map((n, j) => [
       n,
       1e3 * longest.seconds[j],
       `${one.drafter}, K = ${longest.k}, ${plural(n, "request")}: ${short(1e3 * longest.seconds[j])} ms`,
     ]);
-    return { label: `${one.drafter}, K = ${longest.k}, by requests`, points, mark: 1 + (i % 4) };
+    return { label: `${one.drafter}, K = ${longest.k}, by requests`, points, mark: toneOf(one.drafter) };
   });
   const series = [
     { label: "target, as planning reads it", points: steps, dots: false, mark: 0 },
@@ -99,9 +100,15 @@ function staircase() {
     ...drafters,
   ];
   const label = "Milliseconds of a step by its rows; the same numbers are in the table below.";
+  const free = freeRows(planned);
+  $("about-staircase").textContent =
+    free > 1
+      ? `Up to ${free} rows cost at most ${percent(FREE - 1)} more than one.`
+      : `No row is free here: a second one costs more than ${percent(FREE - 1)} of the first.`;
   xyChart($("chart-staircase"), {
     series,
     label,
+    edge: free > 1 ? { x: free, label: "free up to here" } : null,
     x: { label: "rows in a step (drafters: requests)", log: true, low: 1 },
     y: { label: "ms", low: 0 },
   });
@@ -111,6 +118,11 @@ function staircase() {
     number(measured.seconds[i] / measured.seconds[0], 2),
   ]);
   renewTable($("table-staircase"), ["rows", "ms", "times one row"], rows);
+}
+
+function freeRows({ rows, seconds }) {
+  const beyond = seconds.findIndex((one) => one > FREE * seconds[0]);
+  return rows[beyond < 0 ? rows.length - 1 : beyond - 1];
 }
 
 // ------------------------------------------------------------------------------------------------------- reliability
@@ -138,9 +150,7 @@ function sources() {
 }
 
 function options(select, items) {
-  const before = select.value;
-  select.replaceChildren(...items.map(([value, text]) => h("option", { value }, text)));
-  if (items.some(([value]) => value === before)) select.value = before;
+  fillSelect(select, items);
   show(select.closest("label"), items.length > 0);
 }
 
@@ -148,7 +158,7 @@ function reliability() {
   const source = $("reliability-source").value;
   const why =
     "No confidences have met a verdict yet: let the server answer something, or record and fit them on prompts of yours, with the flags of the server:";
-  either("reliability", source !== "", `forerun calibrate ${flags()}`, why);
+  either("reliability", source !== "", `forerun calibrate ${found.flags}`, why);
   if (!source) return;
   const series = source === "served" ? servedSeries() : fittedSeries(source);
   const label =
@@ -170,6 +180,7 @@ function reliability() {
 function servedSeries() {
   return found.reliability.map((one) => ({
     label: one.drafter,
+    mark: toneOf(one.drafter),
     points: one.bars.map((bar) => point(bar.predicted, bar.observed, bar.drafts, one.bars)),
   }));
 }
@@ -182,14 +193,19 @@ function fittedSeries(source) {
   const chosen = found.calibrations
     .find((one) => one.drafter === drafter)
     .tables.filter((one) => one.bars_after.length)[index];
-  const shown = [0, Math.floor((chosen.bars_after.length - 1) / 2), chosen.bars_after.length - 1];
-  return [...new Set(shown)].map((k) => ({
-    label: `k = ${k + 1}`,
-    points: chosen.bars_after[k].map(([, , rounds, predicted, observed]) => {
-      const all = chosen.bars_after[k].map((bar) => ({ drafts: bar[2] }));
-      return point(predicted, observed, rounds, all);
-    }),
-  }));
+  const shown = [...new Set([0, chosen.bars_after.length - 1])];
+  return shown.flatMap((k) => [
+    fitted(`k = ${k + 1}, as given`, chosen.bars_before[k], chosen.ece_before[k]),
+    fitted(`k = ${k + 1}, calibrated`, chosen.bars_after[k], chosen.ece_after[k]),
+  ]);
+}
+
+function fitted(name, bars = [], error = null) {
+  const all = bars.map((bar) => ({ drafts: bar[2] }));
+  return {
+    label: error === null ? name : `${name}: mean error ${percent(error, 1)}`,
+    points: bars.map(([, , rounds, predicted, observed]) => point(predicted, observed, rounds, all)),
+  };
 }
 
 /** A dot whose area says how many drafts it stands for. */
@@ -213,13 +229,15 @@ function frontier() {
   const why = found.profile
     ? "Nothing has been measured under load with this profile yet. It takes some minutes on an idle machine, with the flags of the server:"
     : "Speeds under load are kept beside a profile. Measure that first, then, with the flags of the server:";
-  either("frontier", points.length > 0, `forerun bench load --target ${flags()}`, why);
+  either("frontier", points.length > 0, `forerun bench load --target ${found.flags}`, why);
   show($("empty-frontier"), !found.load);
   $("about-frontier").textContent = kind === "expected" ? EXPECTED : "";
   if (!points.length) return;
   const ways = [...new Set(points.map((one) => one.policy))];
   const series = ways.map((way) => ({
     label: way,
+    mark: way === "plain" ? PLAIN : undefined,
+    tags: points.filter((one) => one.policy === way).map((one) => one.load),
     points: points
       .filter((one) => one.policy === way)
       .map((one) => [

@@ -93,9 +93,12 @@ export class History {
     while (this.points[0].at < at - this.keep) this.points.shift();
   }
 
-  /** [[at, value or null]] of a function of one snapshot. */
+  /** [[at, value or null]] of a function of one snapshot; null too where nothing was read for a while. */
   levels(of) {
-    return this.points.map(({ at, values }) => [at, of(values) ?? null]);
+    return this.points.flatMap(({ at, values }, i) => {
+      const point = [at, of(values) ?? null];
+      return i > 0 && this.before(i) === null ? [[at, null], point] : [point];
+    });
   }
 
   /** [[at, value or null]] of a function of (increase, seconds): what was added within the window before each point. */

@@ -58,6 +58,8 @@ export async function race() {
     show($("race-again"));
     if (!$("race-together").checked && !still()) replay(results);
   } catch (error) {
+    running.abort(); // where both run and one has failed
+    for (const lane of Object.values(lanes)) lane.cease();
     progress(error.name === "AbortError" ? "Stopped." : "");
     if (error.name !== "AbortError") failed(explained(error));
   } finally {
@@ -165,7 +167,7 @@ async function judge(results, body) {
   } else if (greedy || mode === "coupled") {
     await explainDifference(plain, drafted, at, greedy);
   } else {
-    verdict("fair", "Same law, other draws", OTHER_DRAWS);
+    verdict("fair", "Differs, as separate draws may", OTHER_DRAWS);
   }
   lanes.plain.markFrom(at);
   lanes.speculative.markFrom(at);
@@ -173,8 +175,8 @@ async function judge(results, body) {
 }
 
 const OTHER_DRAWS =
-  "With this temperature in rejection mode both texts are drawn from the same law, not with the same draws: their ids " +
-  "are not promised to agree. Choose temperature 0 or coupled mode to compare token by token, or run `forerun verify` " +
+  "With this temperature in rejection mode what is promised is that both texts are drawn from the same law, not that " +
+  "they are the same; this race cannot tell. Choose temperature 0 or coupled mode to compare token by token, or run `forerun verify` " +
   "to test the law itself.";
 const A_BUG = "They should be identical. Please report this as a bug, with the prompt, the seed and the models.";
 
@@ -293,6 +295,7 @@ class Lane {
 
   clear() {
     this.result = null;
+    this.marked = -1;
     this.view.clear();
     this.clock.textContent = "–";
     this.facts.textContent = "";
@@ -303,6 +306,11 @@ class Lane {
     this.root.classList.add("running");
   }
 
+  /** It runs no more, though it has not come to its end. */
+  cease() {
+    this.root.classList.remove("running");
+  }
+
   add(tokens, seconds, tally) {
     this.view.add(tokens);
     this.clock.textContent = `${number(seconds, 2)} s`;
@@ -310,6 +318,7 @@ class Lane {
   }
 
   finish({ tally, seconds }) {
+    this.view.flush();
     this.root.classList.remove("running");
     this.root.classList.add("done");
     this.clock.textContent = `${number(seconds, 2)} s`;
@@ -321,7 +330,6 @@ class Lane {
   rewind(result) {
     this.left = [...result.recording];
     this.result = result;
-    this.marked = this.output.querySelector(".differs")?.dataset.place;
     this.view.clear();
     this.root.classList.remove("done");
     this.root.classList.add("running");
@@ -334,12 +342,13 @@ class Lane {
       this.clock.textContent = `${number(now, 2)} s`;
     } else if (this.root.classList.contains("running")) {
       this.finish(this.result);
-      if (this.marked !== undefined) this.markFrom(Number(this.marked));
+      this.markFrom(this.marked);
     }
   }
 
-  /** Underlines the first token that differs. */
+  /** Frames the first token that differs; -1: none does. */
   markFrom(place) {
-    this.output.children[place]?.classList.add("differs");
+    this.marked = place;
+    this.view.nodes[place]?.classList.add("differs");
   }
 }
