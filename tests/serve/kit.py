@@ -40,14 +40,23 @@ PRINTABLE = range(32, 127)
 
 
 def ascii_model(
-    seed: int = 0, eos_level: int = 20, gap: float = 1.0, alphabet: Sequence[int] = PRINTABLE, **options: Any
+    seed: int = 0,
+    eos_level: int = 20,
+    gap: float = 1.0,
+    alphabet: Sequence[int] = PRINTABLE,
+    memory: int | None = None,
+    **options: Any,
 ) -> TableTarget:
     """Exact logits over bytes, a hash of the whole prefix: the letters of an alphabet so far apart, end-of-sequence
-    among them at a fixed level (0: now and then, 20: hardly ever), every other byte far below."""
+    among them at a fixed level (0: now and then, 20: hardly ever), every other byte far below.
+
+    With a `memory` the order of the letters is a hash of so many last tokens, so that a text repeats itself; all of the
+    prefix still moves each of them, by less than a gap.
+    """
     letters = tuple(alphabet)
 
     def logits(prefix: Sequence[int]) -> Sequence[float]:
-        return _ascii_row(tuple(prefix), seed, eos_level, gap, letters)
+        return _ascii_row(tuple(prefix), seed, eos_level, gap, letters, memory)
 
     options = {"tokenizer": ByteTokenizer(), "eos_token_ids": [ByteTokenizer.EOS], "window": 400, **options}
     return TableTarget(logits, VOCAB, **options)
@@ -55,12 +64,13 @@ def ascii_model(
 
 @lru_cache(maxsize=2048)  # plain, drafting and drafted for ask for the same rows
 def _ascii_row(
-    prefix: tuple[int, ...], seed: int, eos_level: int, gap: float, alphabet: tuple[int, ...]
+    prefix: tuple[int, ...], seed: int, eos_level: int, gap: float, alphabet: tuple[int, ...], memory: int | None
 ) -> tuple[float, ...]:
     hashed = _hashed(prefix, f"ascii {seed}", VOCAB)
+    order = hashed if memory is None else _hashed(prefix[-memory:], f"ascii {seed}", VOCAB)
     row = [byte - 600.0 for byte in range(VOCAB)]
-    for level, byte in enumerate(sorted(alphabet, key=lambda b: (hashed[b], b))):
-        row[byte] = -gap * level
+    for level, byte in enumerate(sorted(alphabet, key=lambda b: (order[b], b))):
+        row[byte] = -gap * (level if memory is None else level + hashed[byte] / 2**32)
     row[ByteTokenizer.EOS] = -eos_level - 0.5 + (hashed[256] % 7 == 0) * 3
     return tuple(row)
 
@@ -102,6 +112,15 @@ class Reply:
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     parts: list[bytes] = field(default_factory=list)
+    more: list[bool] = field(default_factory=list)
+    """For each part whether it said that another follows."""
+    starts: int = 0
+    """How often it began."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it began once and came to its end, behind which nothing was sent."""
+        return self.starts == 1 and self.more == [*[True] * (len(self.parts) - 1), False]
 
     @property
     def body(self) -> bytes:
@@ -133,7 +152,7 @@ class Reply:
 class Call:
     """One request into an ASGI app, under control: what its client reads, and when it leaves.
 
-    `reads` is called before each part is taken; it may wait.
+    `reads` is called before each part is taken; it may wait. `cut`: the body promises more than ever comes.
     """
 
     def __init__(self, app: Any, method: str, path: str, body: bytes, headers: dict[str, str]):
@@ -141,6 +160,7 @@ class Call:
         self._app = app
         self._body: list[bytes] = [body]
         self._left = asyncio.Event()
+        self.cut = False
         self.reads: Callable[[], Coroutine[Any, Any, None]] | None = None
         path, _, query = path.partition("?")
         self._scope = {
@@ -160,18 +180,20 @@ class Call:
 
     async def _receive(self) -> dict[str, Any]:
         if self._body:
-            return {"type": "http.request", "body": self._body.pop(0), "more_body": bool(self._body)}
+            return {"type": "http.request", "body": self._body.pop(0), "more_body": bool(self._body) or self.cut}
         await self._left.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
+            self.reply.starts += 1
             self.reply.status = message["status"]
             self.reply.headers = {k.decode(): v.decode("latin-1") for k, v in message.get("headers", ())}
             return
         if self.reads is not None:
             await self.reads()
         self.reply.parts.append(message.get("body", b""))
+        self.reply.more.append(message.get("more_body", False))
 
 
 class Site:
@@ -258,12 +280,49 @@ class Site:
         self.run(self.quiet())
         assert self.server.service.gate.inside == 0
 
+    def in_one_batch(self, calls: Sequence[Call]) -> list[Reply]:
+        """Several requests, of which none begins before all are there: the engine's thread is held until then."""
+
+        async def all_of_them() -> list[Reply]:
+            engine, held, release = self.server.service.engine, threading.Event(), threading.Event()
+            holding = asyncio.ensure_future(engine.call(lambda: (held.set(), release.wait(30))))
+            running = [asyncio.ensure_future(call.run()) for call in calls]
+            try:
+                while not held.is_set() or engine._commands.qsize() < len(calls):
+                    await asyncio.sleep(0.001)
+            finally:
+                release.set()
+            await holding
+            return list(await asyncio.gather(*running))
+
+        return self.run(all_of_them())
+
     def metric(self, name: str, **labels: str) -> float | None:
         """The value of a series on the page of /metrics, summed over the labels that are not given."""
         page = self.get("/metrics").body.decode()
         found = [_value(line, name, labels) for line in page.splitlines()]
         values = [value for value in found if value is not None]
         return sum(values) if values else None
+
+
+def seen(reply: Reply, fields: Mapping[str, Any], stream: bool) -> dict[str, Any]:
+    """What a client sees of all choices, streamed (with usage) or not."""
+    assert reply.status == 200, reply.body
+    prompt = fields.get("prompt")
+    several = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
+    if stream:
+        *events, last = reply.events
+        choices = [joined(events, index) for index in range(several * fields.get("n", 1))]
+        usage, texts = last["usage"], [choice["content" if "messages" in fields else "text"] for choice in choices]
+    else:
+        choices, usage = reply.json["choices"], reply.json["usage"]
+        texts = [choice["message"]["content"] if "messages" in fields else choice["text"] for choice in choices]
+    return {
+        "usage": counted(usage),
+        "texts": texts,
+        "ids": [choice.get("token_ids") or None for choice in choices],
+        **{name: [choice[name] for choice in choices] for name in ("finish_reason", "stop_reason", "logprobs", "seed")},
+    }
 
 
 def counted(usage: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import get_args
+
+from pydantic import BaseModel
+
 from forerun.serve.schemas import ChatRequest, CompletionRequest
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -12,13 +17,13 @@ ALPHABET = b"abcdefxyz ~12"
 PRINTED = {"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"], "additionalProperties": False}
 
 VALUES: dict[str, list[object]] = {
-    "temperature": [0, 0.7, 1.5],
+    "temperature": [0, 0.5, 1.5],
     "top_p": [0.6],
     "top_k": [2],
     "min_p": [0.2],
-    "presence_penalty": [1.1],
-    "frequency_penalty": [0.8],
-    "repetition_penalty": [1.4],
+    "presence_penalty": [1.8],
+    "frequency_penalty": [1.3],
+    "repetition_penalty": [1.8],
     "logit_bias": [{"101": 4.0, "102": -6.0}],
     "allowed_token_ids": [[97, 98, 99, 32, 256]],
     "bad_words": [["a", "bc", [100, 101]]],
@@ -28,21 +33,31 @@ VALUES: dict[str, list[object]] = {
     "max_completion_tokens": [7],
     "min_tokens": [6],
     "min_new_tokens": [6],
-    "stop": [["e", "xy", "~ "]],
+    "stop": [["e", "by", "~ ", "ac"]],
     "stop_token_ids": [[101, 120]],
     "ignore_eos": [True],
     "include_stop_str_in_output": [True],
     "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": PRINTED}}],
-    "structured_outputs": [{"regex": "[ab]{2,9}"}],
+    "structured_outputs": [
+        {"regex": "[ab]{2,9}"},
+        {"json": PRINTED},
+        {"choice": ["be", "cd"]},
+        {"grammar": 'start: "a" ("b" | "c")*'},
+        {"json_object": True},
+    ],
     "guided_json": [PRINTED],
     "guided_regex": ["(x|yz){3}"],
     "guided_choice": [["left", "right"]],
     "guided_grammar": ['start: "a" ("b" | "c")*'],
     "skip_special_tokens": [False],
-    "add_special_tokens": [True],
+    "add_special_tokens": [True, False],
     "truncate_prompt_tokens": [5],
     "return_token_ids": [True],
-    "speculative": [{"max_draft": 2}],
+    "speculative": [
+        {"max_draft": 2},
+        {"verify_mode": "coupled"},
+        {"confidence_threshold": 0.05},
+    ],
     "echo": [True],
     "logprobs": [2],
     "top_logprobs": [3],
@@ -81,6 +96,47 @@ ELSEWHERE = {
 }
 """Fields that are tested in another way, and where."""
 
+INNER_ELSEWHERE = {
+    "speculative.method": "test_answers.py and test_soak.py: each server of the matrix has one drafter",
+    "stream_options.include_usage": "every stream of the matrix",
+    "stream_options.continuous_usage_stats": "test_answers.py",
+    "stream_options.include_provenance": "test_page.py",
+    **dict.fromkeys(
+        ("prediction.type", "prediction.content", "prediction.content.type", "prediction.content.text"),
+        "test_answers.py, and test_chats.py for parts",
+    ),
+    **dict.fromkeys(
+        (f"response_format.json_schema.{name}" for name in ("name", "description", "strict")),
+        "no effect: a form is always strict; test_grammar.py gives a name",
+    ),
+    **dict.fromkeys(
+        (f"messages.{name}" for name in ("role", "content", "content.type", "content.text", "name", "refusal")),
+        "test_chats.py and test_bad_requests.py",
+    ),
+    **dict.fromkeys(
+        (f"messages.{name}" for name in ("reasoning", "reasoning_content", "annotations", "tool_call_id")),
+        "test_chats.py",
+    ),
+    "messages.tool_calls": "test_chats.py",
+    **dict.fromkeys((f"messages.tool_calls.{name}" for name in ("id", "type", "index", "function")), "test_chats.py"),
+    **dict.fromkeys((f"messages.tool_calls.function.{name}" for name in ("name", "arguments")), "test_chats.py"),
+    **dict.fromkeys((f"tool_choice.{name}" for name in ("type", "function", "function.name")), "test_tools.py"),
+    "tools.type": "test_tools.py",
+    "tools.function": "test_tools.py",
+    **dict.fromkeys(
+        (f"tools.function.{name}" for name in ("name", "description", "parameters", "strict")), "test_tools.py"
+    ),
+}
+"""Fields of inner objects that are tested in another way, and where."""
+
+_NO_TOKENS = {("timings_per_token", 0), *(("speculative", index) for index in range(len(VALUES["speculative"])))}
+
+WITHOUT_EFFECT = {
+    COMPLETIONS: {*_NO_TOKENS, ("add_special_tokens", 0), ("reasoning_effort", 0)},
+    CHAT: {*_NO_TOKENS, ("add_special_tokens", 1)},
+}
+"""(option, number of its value) that changes nothing of what is compared: a default, or not about tokens."""
+
 CASES = [(option, index) for option, values in VALUES.items() for index in range(len(values))]
 """(option, number of its value)"""
 
@@ -88,6 +144,35 @@ CASES = [(option, index) for option, values in VALUES.items() for index in range
 def fields_of(path: str) -> list[str]:
     """Names of the fields of an endpoint."""
     return (ChatRequest if path == CHAT else CompletionRequest).names()
+
+
+def inner_fields(path: str) -> set[str]:
+    """Fields of the objects that a body of an endpoint consists of, by their path: `stream_options.include_usage`."""
+    return {*_inner(ChatRequest if path == CHAT else CompletionRequest)}
+
+
+def _inner(kind: type[BaseModel], before: str = "") -> Iterator[str]:
+    for name, field in kind.model_fields.items():
+        place = f"{before}{field.alias or name}"
+        if before:
+            yield place
+        for inner in _models(field.annotation):
+            yield from _inner(inner, f"{place}.")
+
+
+def _models(annotation: object) -> Iterator[type[BaseModel]]:
+    """The objects that a field may hold, alone or in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
+
+
+def places_in(value: object, before: str) -> Iterator[str]:
+    """The paths of the fields that a value gives."""
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        yield f"{before}.{name}"
+        yield from places_in(inner, f"{before}.{name}")
 
 
 def endpoint(option: str, path: str) -> str:
@@ -104,5 +189,9 @@ def request_with(option: str, value: object, path: str, **base: object) -> dict[
     if option == "max_completion_tokens":
         del fields["max_tokens"]
     if option == "include_stop_str_in_output":
-        fields["stop"] = "e"
+        fields["stop"] = ["e", "b"]
+    if option == "skip_special_tokens":
+        fields["ignore_eos"] = True
+    if option in ("ignore_eos", "skip_special_tokens", "min_tokens", "min_new_tokens"):
+        fields["logit_bias"] = {"256": 3.5}  # or an end would seldom come early enough
     return fields

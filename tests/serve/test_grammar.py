@@ -21,7 +21,7 @@ from forerun.serve.errors import ApiError
 from forerun.serve.grammar import Grammar, Grammars, _TooComplex
 from forerun.serve.schemas import ChatRequest, Tool
 from forerun.serve.tools import MISTRAL_NAMED, ToolCalls
-from forerun.target.table import ByteTokenizer, LetterTokenizer, history_model
+from forerun.target.table import ByteTokenizer, LetterTokenizer, TableTarget, history_model
 from laws.pairwise import pairwise
 from serve.kit import VOCAB, Site, ascii_model, engine, joined
 
@@ -170,6 +170,65 @@ def test_every_way_to_prescribe_a_form(site, fields, form):
             assert re.fullmatch(form, choice["text"])
         else:
             assert isinstance(json.loads(choice["text"]), dict)
+
+
+def _read(schema: object, text: str) -> int:
+    """How many characters of a text JSON of a schema, or of a call with such arguments, may begin with."""
+    if isinstance(schema, ChatRequest):
+        grammar = ToolCalls(ByteTokenizer(), "llama3_json").grammar(schema)
+        assert grammar is not None
+    else:
+        grammar = Grammar.json("guided_json", schema)  # type: ignore[arg-type]
+    form = Grammars(ByteTokenizer(), VOCAB, [256]).compile(grammar)
+    known = [count for count in range(len(text) + 1) if form.at([*text[:count].encode()]) is not None]
+    return max(known)
+
+
+FREE = {"type": "object", "additionalProperties": True}
+CALLED = ChatRequest(
+    messages=[{"role": "user"}],
+    tools=[Tool(type="function", function={"name": "f", "parameters": FREE})],
+    tool_choice="required",
+)
+
+
+@pytest.mark.parametrize("schema", [{"type": "object"}, json.dumps(FREE), "true", CALLED], ids=["a", "b", "c", "call"])
+def test_json_may_be_printed_nicely_but_not_be_blank_without_end(schema):
+    """Of white space between two tokens of JSON there is what printers write: a blank or two, or a line's end and its
+    indentation. A model that likes blanks would fill max_tokens with them, in any form that lets it."""
+    deep: object = 1
+    for level in range(13):
+        deep = {"a": deep} if level % 2 else [deep, True]
+    arguments = {"x": deep, "y": [], "z": {"b": "c   d"}}
+    whole = {"name": "f", "parameters": arguments} if schema is CALLED else arguments
+    for style in ({"indent": 4}, {"indent": "\t"}, {"separators": (",", ":")}, {"separators": (" , ", " : ")}, {}):
+        printed = json.dumps(whole, **style)
+        for text in (printed, printed.replace("\n", "\r\n")):
+            assert _read(schema, text) == len(text), style
+    for blank, most in ((" ", 2), ("\t", 2), ("\n", 1), ("\r\n", 2), (" \n", 3), ("\n ", 65)):
+        assert _read(schema, "{" + blank * 60) <= 1 + most, blank
+
+
+def test_a_schema_may_say_itself_what_white_space_there_is():
+    """By the options of llguidance in it."""
+    assert _read({"type": "object", "x-guidance": {"whitespace_flexible": False}}, "{ }") == 1
+    assert _read({"type": "object", "x-guidance": {"whitespace_pattern": "[ ]{1,9}"}}, "{" + " " * 20) == 10
+
+
+def test_a_model_that_likes_blanks_still_answers():
+    """Drafted for and plain alike: the mask is that of the drafter too."""
+    options = {"tokenizer": ByteTokenizer(), "eos_token_ids": [256], "window": 400}
+    target = TableTarget(lambda prefix: [5.0 * (byte in (9, 10, 32)) for byte in range(VOCAB)], VOCAB, **options)
+    schema = {"type": "array", "items": {"enum": [1, 22]}, "minItems": 1, "maxItems": 1}
+    with Site(lambda: engine(Small(target, VOCAB), target=target)) as blank:
+        for temperature in (0, 1.0):
+            asked = {"guided_json": schema, "max_tokens": 300, "temperature": temperature, "prompt": "x", "seed": 3}
+            drafted = blank.complete(**asked, verify_mode="coupled")
+            plain = blank.complete(**asked, verify_mode="coupled", speculative=False)
+            assert drafted["choices"] == plain["choices"]
+            assert drafted["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0
+            assert drafted["choices"][0]["finish_reason"] == "stop"
+            assert json.loads(drafted["choices"][0]["text"]) in ([1], [22])
 
 
 @pytest.mark.parametrize(

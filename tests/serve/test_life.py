@@ -199,6 +199,21 @@ def test_a_full_queue_is_a_429_with_retry_after():
         site.settle()
 
 
+def test_only_answers_tell_how_long_to_wait():
+    """Retry-After comes of what answers take: neither texts to tokenise nor requests that are refused lower it."""
+    with Site(noisy_engine) as site:
+        gate = site.server.service.gate
+        gate._seconds = before = 30.0
+        assert site.post("/tokenize", {"prompt": "a"}).status == 200
+        assert site.post("/detokenize", {"tokens": [97]}).status == 200
+        assert site.refused(COMPLETIONS, {"prompt": "a", "max_tokens": 5000})["code"] == "context_length_exceeded"
+        assert gate._seconds == before
+        for stream in (False, True):
+            site.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1, "stream": stream})
+            assert gate._seconds < before
+            before = gate._seconds
+
+
 class Held:
     """A tokenizer's `encode` that waits at texts that begin with `held`; what it was asked for is remembered."""
 

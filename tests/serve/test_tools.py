@@ -152,6 +152,73 @@ def test_marks_that_are_special_tokens(tiny_qwen3_dir, tmp_path):
         assert text["message"]["content"].startswith("time")  # who asks for no marks gets none
 
 
+@pytest.fixture(scope="module")
+def tagged(tiny_qwen3_dir, tmp_path_factory) -> Iterator[Site]:
+    """A server whose tokenizer has Hermes' marks as tokens that are shown, as Qwen's has, and the model likes one."""
+    from transformers import AutoTokenizer
+
+    from forerun.engine import Engine
+    from forerun.target.other_tokenizer import other_tokenizer
+
+    folder = tmp_path_factory.mktemp("tagged")
+    inner = AutoTokenizer.from_pretrained(tiny_qwen3_dir)
+    inner.add_tokens(["<tool_call>", "</tool_call>", "<other>"])
+    inner.chat_template = _template("hermes")
+    inner.save_pretrained(folder)
+
+    def make() -> Engine:
+        loaded = Engine.load(str(tiny_qwen3_dir), drafter="ngram")
+        loaded.target.tokenizer = other_tokenizer(folder, loaded.target)
+        return loaded
+
+    with Site(make) as site:
+        yield site
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "required", "parallel_tool_calls": False}, {}], ids=str)
+def test_marks_that_are_tokens_and_are_shown(tagged, fields):
+    """The form goes on behind a mark that came as its token: Qwen's are no special ones."""
+    tokens = tagged.server.service.prompts.tokenizer.vocabulary()
+    begin, end, other = (tokens[text] for text in ("<tool_call>", "</tool_call>", "<other>"))
+    bias = {begin: 60, end: 60} if fields else {begin: 8, end: 8, other: 8}
+    asked = {"messages": HELLO, "tools": [STRICT], "max_tokens": 200, "return_token_ids": True, "seed": 5, **fields}
+    asked["logit_bias"] = {str(token): value for token, value in bias.items()}
+    [choice] = tagged.chat(**asked)["choices"]
+    assert {begin, end} <= {*choice["token_ids"]}
+    assert fields or other in choice["token_ids"]
+    assert choice["message"]["tool_calls"]
+    for call in choice["message"]["tool_calls"]:
+        _check_call(call, "weather")
+
+
+STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+
+
+@pytest.mark.parametrize("notation", WRITTEN)
+def test_a_strict_tool_is_called_as_its_schema_says(notation):
+    """tool_choice auto: a model that calls with other arguments is held to the schema of a tool that is strict, drafted
+    for or not, and to that of no other; what it says beside is its own."""
+    wrong = WRITTEN[notation].replace(": 1}", ": 7}")
+    target = script_model(wrong, tokenizer=ByteTokenizer(_template(notation)))
+    script = target._logits
+    target._logits = lambda prefix: [max(x, -5.0) if i == ord("1") else x for i, x in enumerate(script(prefix))]
+    asked = {"messages": HELLO, "temperature": 0, "max_tokens": 90, "tools": [STRICT, TIME]}
+    with Site(lambda: engine(guesses(wrong), target=target)) as site:
+        [choice] = site.chat(**asked)["choices"]
+        [call] = choice["message"]["tool_calls"]
+        _check_call(call, "weather")
+        assert choice["message"]["content"] == ("Let me see." if wrong.startswith("Let") else None)
+        [plain] = site.chat(**asked, speculative=False)["choices"]
+        assert plain["message"]["tool_calls"][0]["function"] == call["function"]
+        lax = site.chat(**{**asked, "tools": [WEATHER, {**TIME, "function": {"name": "time", "strict": True}}]})
+        [call] = lax["choices"][0]["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"x": 7}
+        [said] = site.chat(**{**asked, "tool_choice": "none"})["choices"]
+        assert said["message"]["content"] == wrong
+        form = {"guided_choice": ["yes"]}  # an answer of a form calls nothing
+        assert site.chat(**asked, **form)["choices"][0]["message"]["content"] == "yes"
+
+
 @pytest.mark.parametrize(
     ("template", "parser", "notation"),
     [

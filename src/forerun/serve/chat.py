@@ -27,7 +27,8 @@ def answer_chat(service: Service, request: ChatRequest, arrival: Arrival) -> Exc
     if tools is not None and form is not None:
         raise invalid(form.param, "cannot be combined with a tool that must be called")
     envelope = service.envelope(arrival, model, "chat.completion")
-    prepare = partial(_prepare, service, request, arrival, envelope, tools or form)
+    held = tools or form or service.tools.strict_grammar(request)
+    prepare = partial(_prepare, service, request, arrival, envelope, held)
     return service.exchange(request, request.n or 1, arrival, prepare)
 
 

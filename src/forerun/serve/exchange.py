@@ -46,14 +46,18 @@ class Exchange(Response, ABC):
         samples: places it takes at the gate.
         deadline: when it must be done; None: whenever it is.
         write_timeout: seconds the client may leave what was written unread.
+        generates: whether the engine computes it, so that what it takes says how long others will wait.
     """
 
-    def __init__(self, gate: Gate, samples: int, deadline: Deadline | None, write_timeout: float):
+    def __init__(
+        self, gate: Gate, samples: int, deadline: Deadline | None, write_timeout: float, generates: bool = True
+    ):
         super().__init__()
         self._gate = gate
         self._samples = samples
         self._deadline = deadline
         self._write_timeout = write_timeout
+        self._generates = generates
         self._started = False
         self._send: Send
 
@@ -80,7 +84,9 @@ class Exchange(Response, ABC):
         try:
             await asyncio.wait({work, gone, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
-                return await _outcome(work)
+                error = await _outcome(work)
+                entered.answered = self._generates and error is None
+                return error
             return stopped.result() if stopped.done() and not gone.done() else None
         finally:
             await _end(work, gone, stopped)

@@ -29,6 +29,8 @@ class Pass:
 
     def __init__(self, samples: int, deadline: Deadline | None):
         self.samples = samples
+        self.answered = False
+        """Whether it had an answer of the engine: only those tell how long a place is taken."""
         self._deadline = deadline
         self._closing = asyncio.Event()
 
@@ -61,7 +63,7 @@ class Gate:
         self._capacity = running + queue
         self._passes: set[Pass] = set()
         self._inside = 0
-        self._seconds = 1.0  # what a request takes, smoothed: for Retry-After
+        self._seconds = 1.0  # what an answer takes, smoothed: for Retry-After
         self._empty = asyncio.Event()
         self._empty.set()
         self._refused = refused
@@ -87,7 +89,8 @@ class Gate:
         try:
             yield entered
         finally:
-            self._seconds += 0.1 * (time.monotonic() - start - self._seconds)
+            if entered.answered:
+                self._seconds += 0.1 * (time.monotonic() - start - self._seconds)
             self._passes.discard(entered)
             self._inside -= samples
             if not self._passes:
@@ -103,7 +106,7 @@ class Gate:
             raise busy(f"{self._inside} answers run or wait, which is all there is room for", self._retry_after())
 
     def _retry_after(self) -> int:
-        """Seconds until a place is likely to be free: the rounds of requests ahead, times what one takes."""
+        """Seconds until a place is likely to be free: the rounds of requests ahead, times what an answer takes."""
         waiting = max(0, self._inside - self._running) / self._running
         return min(60, max(1, math.ceil(waiting * self._seconds)))
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from forerun.errors import not_imported
+from forerun.parsing import json_of
 from forerun.serve.errors import ApiError, invalid, unsupported
 from forerun.target.base import Tokenizer
 
@@ -33,6 +34,15 @@ them with its text, and a mask costs up to the square of their number, on the en
 would go on for 400 tokens, to the parser's own bound of 2,000. Measured over Qwen's vocabulary, ordinary grammars (SQL,
 arithmetic, JSON) need 8 and 7,300, and a rule needs one for each of its literals. A JSON schema cannot be ambiguous
 like that, and needs many (4 for each optional property): it keeps the parser's bounds."""
+
+
+WHITE_SPACE = r"[ \t]{1,2}|[ \t]{0,2}\r?\n[ \t]{0,64}"
+"""Between two tokens of JSON, at most, as a regular expression: what printers write, 16 levels of four blanks deep.
+Without a bound a small model fills its answer with blanks, which every place of a form but the inside of a word lets
+it."""
+
+OWN_WHITE_SPACE = {"whitespace_pattern", "whitespace_flexible"}
+"""Options in a schema (`x-guidance`, of llguidance) by which a client says itself what there may be."""
 
 
 class _TooComplex(Exception):
@@ -65,7 +75,7 @@ class Grammar:
     @classmethod
     def json(cls, param: str, schema: dict[str, Any] | str) -> Grammar:
         """JSON that a schema describes; the schema as an object or as text."""
-        return cls(param, "json", schema if isinstance(schema, str) else json.dumps(schema))
+        return cls(param, "json", _spaced_text(schema) if isinstance(schema, str) else json.dumps(spaced(schema)))
 
     @classmethod
     def regex(cls, param: str, pattern: str) -> Grammar:
@@ -90,6 +100,26 @@ class Grammar:
     def own(cls, param: str, source: str) -> Grammar:
         """The same notation, of a grammar that this program wrote and knows not to be ambiguous."""
         return cls(param, "own", source)
+
+
+def spaced(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema with bounded white space, unless it says itself what there may be. It must be the outermost one."""
+    own = schema.get("x-guidance", {})
+    if not isinstance(own, dict) or OWN_WHITE_SPACE & own.keys():
+        return schema
+    return {**schema, "x-guidance": {**own, "whitespace_pattern": WHITE_SPACE}}
+
+
+def _spaced_text(source: str) -> str:
+    """The same of a schema's text. What is no schema stays as it is: compiling it says what is wrong."""
+    if len(source) > LONGEST:
+        return source
+    try:
+        schema = json_of(source)
+    except ValueError:
+        return source
+    schema = {} if schema is True else schema  # which mean the same
+    return json.dumps(spaced(schema)) if isinstance(schema, dict) else source
 
 
 class Grammars:
@@ -321,4 +351,4 @@ def _common(left: list[int], right: list[int]) -> int:
     return low
 
 
-__all__ = ["Constraint", "Form", "Grammar", "Grammars", "Reasoning"]
+__all__ = ["Constraint", "Form", "Grammar", "Grammars", "Reasoning", "spaced"]

@@ -243,7 +243,7 @@ class Service:
 
     def beside(self, arrival: Arrival, compute: Callable[[], Awaitable[dict[str, Any]]]) -> Exchange:
         """What needs no engine, only text: it takes a place like any other request, and ends like one."""
-        return WholeAnswer(compute, **self._terms(1, arrival, None))
+        return WholeAnswer(compute, generates=False, **self._terms(1, arrival, None))
 
     def _terms(self, samples: int, arrival: Arrival, deadline: float | None) -> dict[str, Any]:
         """On which an exchange is let in, and ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import secrets
 import string
 from collections.abc import Callable, Sequence
@@ -22,14 +23,14 @@ from forerun.serve.calls import (
     MistralReader,
 )
 from forerun.serve.errors import invalid, unsupported
-from forerun.serve.grammar import Grammar
+from forerun.serve.grammar import Grammar, spaced
 from forerun.serve.schemas import ChatRequest, NamedTool, Tool
 from forerun.target.base import Tokenizer
 
 logger = logging.getLogger("forerun.serve")
 
 Mark = Callable[[str], str]
-"""`mark(text)`: how a mark of a notation stands in a grammar: as a special token where it is one, else as text."""
+"""`mark(text)`: how a mark of a notation stands in a grammar: as a token where it is one, or as text."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Notation:
     """As --tool-call-parser has it."""
     reader: Callable[[], CallReader]
     grammar: Callable[[Sequence[Tool], bool, Mark], str]
-    """`grammar(tools, several, mark)`: one call of one of these tools in Lark's notation, or one and more."""
+    """`grammar(tools, several, mark)`: rules of `calls` in Lark's notation: one call of a tool, or one and more."""
     marks: tuple[str, ...] = ()
     """What must be seen in the text for a call to be read. Special tokens among them are kept in it."""
     new_id: Callable[[], str] = lambda: f"call_{secrets.token_hex(12)}"
@@ -49,25 +50,25 @@ class Notation:
 def _hermes_grammar(tools: Sequence[Tool], several: bool, mark: Mark) -> str:
     more = ' ("\\n" call)*' if several else ""
     call = f'{mark(CALL)} "\\n" body "\\n" {mark(CALL_END)}'
-    return f"start: call{more}\ncall: {call}\nbody: %json {_any_call(tools, 'arguments')}\n"
+    return f"calls: call{more}\ncall: {call}\nbody: %json {_any_call(tools, 'arguments')}\n"
 
 
 def _llama3_grammar(tools: Sequence[Tool], several: bool, mark: Mark) -> str:  # noqa: ARG001 - it has no marks
     more = ' ("; " call)*' if several else ""
-    return f"start: call{more}\ncall: %json {_any_call(tools, 'parameters')}\n"
+    return f"calls: call{more}\ncall: %json {_any_call(tools, 'parameters')}\n"
 
 
 def _mistral_grammar(tools: Sequence[Tool], several: bool, mark: Mark) -> str:
     more = ' ("," " "? call)*' if several else ""
     listed = f'{mark(TOOL_CALLS)} " "? "[" call{more} "]"'
-    return f"start: {listed}\ncall: %json {_any_call(tools, 'arguments')}\n"
+    return f"calls: {listed}\ncall: %json {_any_call(tools, 'arguments')}\n"
 
 
 def _named_grammar(tools: Sequence[Tool], several: bool, mark: Mark) -> str:
     """Of Mistral's newer models: a mark and a name for each call."""
     names = [f"{json.dumps(tool.function.name)} {mark(ARGS)} args_{i}" for i, tool in enumerate(tools)]
-    rules = [f"args_{i}: %json {json.dumps(_parameters(tool))}" for i, tool in enumerate(tools)]
-    calls = [f"start: call{'+' if several else ''}", f"call: {mark(TOOL_CALLS)} ({' | '.join(names)})"]
+    rules = [f"args_{i}: %json {json.dumps(spaced(_parameters(tool)))}" for i, tool in enumerate(tools)]
+    calls = [f"calls: call{'+' if several else ''}", f"call: {mark(TOOL_CALLS)} ({' | '.join(names)})"]
     return "\n".join([*calls, *rules, ""])
 
 
@@ -82,12 +83,22 @@ def _any_call(tools: Sequence[Tool], arguments: str) -> str:
         }
         for tool in tools
     ]
-    return json.dumps({"anyOf": calls} if len(calls) > 1 else calls[0])
+    return json.dumps(spaced({"anyOf": calls} if len(calls) > 1 else calls[0]))
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
     return tool.function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
 
+
+def _lax(tool: Tool) -> Tool:
+    """The tool with any arguments, unless it is a strict one."""
+    if tool.function.strict:
+        return tool
+    return tool.model_copy(update={"function": tool.function.model_copy(update={"parameters": {"type": "object"}})})
+
+
+_TAG = re.compile(r"<(?!0x[0-9A-Fa-f]{2}>).*>", re.DOTALL)
+"""A token written like a tag, and not for a byte."""
 
 _LETTERS = string.ascii_letters + string.digits
 
@@ -154,7 +165,48 @@ class ToolCalls:
         if isinstance(choice, NamedTool):
             tools = [tool for tool in tools if tool.function.name == choice.function.name]
         several = choice == "required" and request.parallel_tool_calls is not False
-        return Grammar.own("tools", self.notation.grammar(tools, several, self._mark))
+        return Grammar.own("tools", "start: calls\n" + self.notation.grammar(tools, several, self._mark))
+
+    def strict_grammar(self, request: ChatRequest) -> Grammar | None:
+        """The form of an answer that may call tools, some of them with `strict`: free text, but what begins a call is
+        one, with arguments of the schema where its tool is strict. None where no tool is."""
+        tools = request.tools or []
+        if not (wants_tools(request) and any(tool.function.strict for tool in tools)):
+            return None
+        lax = [_lax(tool) for tool in tools]
+        begin = next(iter(self.notation.marks), None)
+        if begin is None:  # a call is the whole answer, told by its first brace
+            return Grammar.own("tools", self._llama3_start() + self.notation.grammar(lax, True, self._mark))
+        heads = [f"head_{i}" for i, _ in enumerate(self._spellings(begin))]
+        other = self._other_tokens()
+        rules = [
+            f"start: (calls{other and f' | TEXT {other}'})* TEXT",
+            r"TEXT: /(.|\n)*/",
+            f"head: {' | '.join(heads)}",
+        ]
+        for head, spelling in zip(heads, self._spellings(begin), strict=True):
+            rules.append(f"{head}{'' if spelling.startswith('<') else '[lazy]'}: TEXT {spelling}")
+        mark = lambda text: "head" if text == begin else self._mark(text)  # noqa: E731
+        return Grammar.own("tools", "\n".join([*rules, self.notation.grammar(lax, self.notation is MISTRAL, mark)]))
+
+    def _llama3_start(self) -> str:
+        """What Llama's reader takes for the beginning of a call begins one; any other answer is free."""
+        tag, other = self._special(PYTHON_TAG), self._other_tokens()
+        tagged = "calls" if tag is None else f"<[{tag}]>? calls"
+        return rf"""start: {tagged} | BLANK | TEXT {other and f"({other} ANY)*"}
+BLANK: /[ \t\r\n]*/
+ANY: /(.|\n)*/
+TEXT: /(?s:.*)/ & ~BLANK & ~/[ \t\r\n]*(\{{|<\|python_tag\|>)(?s:.*)/
+"""
+
+    def _other_tokens(self) -> str:
+        """Tokens that are no text to the grammar's library and mark no call, as one symbol; empty: there are none. They
+        are the special ones and those that are written like a tag."""
+        known = self._tokenizer.vocabulary()
+        tags = {i for piece, i in known.items() if _TAG.fullmatch(piece)}
+        marks = {known.get(mark) for mark in (*self.notation.marks, PYTHON_TAG)}
+        others = sorted((self._tokenizer.special_ids | tags) - marks)
+        return f"<[{','.join(map(str, others))}]>" if others else ""
 
     def readable(self, request: ChatRequest, marks: Sequence[str] = ()) -> ChatRequest:
         """The request with special tokens in its text, where calls are marked by some, or these marks are some, and it
@@ -172,8 +224,16 @@ class ToolCalls:
         return token if token in self._tokenizer.special_ids else None
 
     def _mark(self, text: str) -> str:
-        token = self._special(text)
-        return json.dumps(text, ensure_ascii=False) if token is None else f"<[{token}]>"
+        spellings = self._spellings(text)
+        return spellings[0] if len(spellings) == 1 else f"({' | '.join(spellings)})"
+
+    def _spellings(self, text: str) -> list[str]:
+        """How a mark may come: as its token, as text, or as either where the token is shown like a text (Qwen's). To
+        the grammar's library such a token is not its text."""
+        token, spelled = self._tokenizer.vocabulary().get(text), json.dumps(text, ensure_ascii=False)
+        if token is None:
+            return [spelled]
+        return [f"<[{token}]>"] if token in self._tokenizer.special_ids else [f"<[{token}]>", spelled]
 
 
 def wants_tools(request: ChatRequest) -> bool:
