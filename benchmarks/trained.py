@@ -143,23 +143,29 @@ def _result_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def write(runs: Mapping[str, Mapping[str, Any]], page: Path, title: str, remarks: str) -> None:
-    """Writes the page, and its .json and .png beside it."""
-    from learned_picture import draw_training
-
+    """Writes the page, its .json and, where a run was looked at more than once, its .png beside it."""
     page.parent.mkdir(parents=True, exist_ok=True)
     page.with_suffix(".json").write_text(json.dumps(runs, indent=2) + "\n", encoding="utf-8")
-    picture = page.with_suffix(".png")
-    draw_training(runs, picture, f"python benchmarks/trained.py {' '.join(f'runs/{name}' for name in runs)}")
     parts = [
         f"# {title}",
         "At the best evaluation of each run, by real decoding of held-out prompts; 1 - TV over their text as given.",
         _result_table(runs),
-        f"![Held-out accepted length while training]({picture.name})",
+        _picture(runs, page.with_suffix(".png")),
         remarks.strip(),
         f"## What it took\n\nAs each run counted it, evaluations included; {same_samples(runs)}.",
         cost_table(runs),
     ]
     page.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
+
+
+def _picture(runs: Mapping[str, Mapping[str, Any]], file: Path) -> str:
+    """How the runs went on; nothing where that is one point each."""
+    from learned_picture import draw_training
+
+    if all(len(one["evaluations"]) < 2 for one in runs.values()):
+        return ""
+    draw_training(runs, file, f"python benchmarks/trained.py {' '.join(f'runs/{name}' for name in runs)}")
+    return f"![Held-out accepted length while training]({file.name})"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -58,8 +58,7 @@ KINDS: dict[str, dict[str, object]] = {
 """Settings of their own. Blocks of 5 drafts each: with this much training a sixth is hardly ever accepted, and each
 slot costs the same. Feed-forward parts and Markov rank are what 60 MB allow with a third layer, which is worth most
 (docs/benchmarks/ablations.md). Soft cross entropy alone: in short trials it learned faster than an l1-heavy loss. The
-start is fitted (the default): after 30 CPU-minutes from the target's layers, at 2e-3, the acceptance at the first
-position was 0.26; from a fitted start it is 0.38 before the first step, and 2e-3 would undo that."""
+start is fitted (the default), which 2e-3 would undo (docs/benchmarks/qwen-starts.md)."""
 
 
 @dataclass

@@ -264,6 +264,13 @@ def test_runs_side_by_side(tiny_qwen3_dir: Path, tmp_path: Path) -> None:
     assert str(tmp_path) not in text + page.with_suffix(".json").read_text()
     assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert main([str(tmp_path / "d"), "--page", str(page)]) == 2
+    from trained import write
+
+    for one in runs.values():
+        del one["evaluations"][:-1]  # points are no curve
+    write(runs, tmp_path / "points.md", "Points", "")
+    assert "png" not in (tmp_path / "points.md").read_text()
+    assert not (tmp_path / "points.png").exists()
 
 
 @pytest.mark.parametrize(
