@@ -31,15 +31,16 @@ class Draft:
     """c_k = estimated P(x_k accepted | x_<k accepted), a function of what was known before x_k was drawn."""
     invalid: bool = False
     """The drafter's next law was not finite, so the draft ends before it (a decision about x_<k only)."""
-    predicted: bool = False
-    """Taken from the text that the request said it expects."""
+    predicted: int = 0
+    """How many of the first tokens were taken from the text that the request said it expects."""
 
     def truncate(self, length: int) -> Draft:
         """The first `length` tokens with their laws."""
         if length >= len(self.tokens):
             return self
         probs = None if self.probs is None else self.probs[:length]
-        return Draft(self.tokens[:length], probs, self.confidence[:length], self.invalid, self.predicted)
+        predicted = min(self.predicted, length)
+        return Draft(self.tokens[:length], probs, self.confidence[:length], self.invalid, predicted)
 
 
 Proposal = Sequence[Draft]

@@ -8,16 +8,17 @@ import pytest
 import torch
 
 from bench.lossy import Flattened
-from forerun.bench import agreement, exact
+from forerun.bench import agreement, chisquare, exact
 from forerun.bench.certificate import Certificate, CertificateOptions, Certifier
 from forerun.bench.certificate_page import markdown
-from forerun.bench.checks import Check, noise_check
+from forerun.bench.checks import Check, SampledResult, noise_check, sampled_check
 from forerun.bench.provenance import provenance
+from forerun.bench.sampled import Draws, Power
 from forerun.cli.main import main
 from forerun.drafters.fake import Oracle
 from forerun.drafters.ngram import Ngram
 from forerun.drafters.small import Small
-from forerun.engine import Engine, EngineOptions, judge
+from forerun.engine import DecodingStats, Engine, EngineOptions, judge
 from forerun.engine.load import load_drafters
 from forerun.engine.reference import decode
 from forerun.engine.request import Request
@@ -175,12 +176,25 @@ def test_a_drafter_that_reports_a_wrong_law_fails_the_sampled_part():
     assert _failed(certifier.part("greedy")) == []
 
 
-def test_a_drafter_that_never_drafts_proves_nothing_in_the_sampled_part():
-    """Nothing verified is no evidence: the part fails and says so."""
-    certifier = _certifier(Ngram(12, 12))
-    [check] = certifier.part("sampled")
-    assert not check.passed
-    assert "not testable" in check.detail
+@pytest.mark.parametrize("part", ["greedy", "coupled", "sampled"])
+def test_a_drafter_that_never_drafts_proves_nothing(part):
+    """It is no evidence for the claim, nor against it: the check is void and says what to change."""
+    certifier = _certifier(Ngram(12, 12), samples=100)
+    [check] = certifier.part(part)
+    assert (check.passed, check.void) == (False, True)
+    assert check.detail.endswith("give other --prompts or more --max-tokens, or lower confidence_threshold")
+
+
+@pytest.mark.parametrize(("drafting_rounds", "void"), [(49, True), (50, False)])
+def test_samples_that_hardly_had_a_draft_are_no_evidence(drafting_rounds, void):
+    """Rounds without a draft are plain decoding. Where a policy skips them, the policy is what to leave out."""
+    tested = chisquare.Tested(5.0, 6, 0.5, 1000)
+    stats = DecodingStats(
+        verified=drafting_rounds, drafting_rounds=drafting_rounds, target_steps=1000, skipped_steps={"gain": 900}
+    )
+    check = sampled_check(SampledResult("small", (tested, tested), (1.0, 1.0), stats), Draws(1000, 1.5), Power(), 2)
+    assert (check.passed, check.void) == (not void, void)
+    assert ("leave out --policy" in check.detail) == void
 
 
 def test_wrong_noise_is_found(monkeypatch):
@@ -203,10 +217,12 @@ def test_a_part_that_breaks_is_a_failed_check(monkeypatch):
 
 
 def test_an_empty_certificate_is_not_lossless():
-    """No check, no claim; one failed check among many is enough."""
-    good, bad = Check("a", True, ""), Check("b", False, "")
-    verdicts = [Certificate(c, {}, CertificateOptions(), 1, 0.0).lossless for c in ([], [good], [good, bad])]
-    assert verdicts == [False, True, False]
+    """No check, no claim, nor with one that had nothing to check; one failed check among many is enough."""
+    good, bad, void = Check("a", True, ""), Check("b", False, ""), Check("c", False, "", void=True)
+    cases = [[], [good], [good, void], [void, good, bad]]
+    made = [Certificate(checks, {}, CertificateOptions(), 1, 0.0) for checks in cases]
+    assert [one.verdict for one in made] == ["not proven", "lossless", "not proven", "NOT lossless"]
+    assert [one.lossless for one in made] == [False, True, False, False]
 
 
 # ------------------------------------------------------------------------------------------------------- command line
@@ -239,6 +255,15 @@ def test_the_command_certifies_a_pair(quick, capsys, tmp_path, tiny_qwen3_dir, t
     page = (tmp_path / "cert.md").read_text()
     assert page.startswith(f"# Lossless: {len(report['checks'])} of {len(report['checks'])}")
     assert report["target"]["fingerprint"]["weights"] in page
+
+
+def test_the_command_says_that_nothing_was_proven(monkeypatch, capsys, tiny_qwen3_dir):
+    """Exit code 3, a verdict of its own, and which checks had nothing to check."""
+    parts = property(lambda self: {"greedy": self._greedy})
+    monkeypatch.setattr(Certifier, "parts", parts)
+    flags = ["--target", str(tiny_qwen3_dir), "--drafter", "ngram", "--speculative-config.prompt_lookup_min", "40"]
+    assert main(["verify", *flags, *ARGS[:-1]]) == 3
+    assert capsys.readouterr().out.splitlines()[-1] == "not proven: 1 checks had nothing to check: greedy: ngram"
 
 
 def test_the_command_fails_a_lossy_engine(quick, monkeypatch, capsys, tiny_qwen3_dir):

@@ -224,18 +224,16 @@ def test_a_table_applies_its_last_temperature_beyond_its_end():
 
 
 def test_the_export_has_sglangs_shape():
-    """`temperatures`, `dataset`, `num_samples` and the errors, all lists as long as K; one key at a time."""
-    made = tables()
-    assert made.export_sglang(KEY) == {
+    """`temperatures`, `dataset`, `num_samples` and the errors, all lists as long as K."""
+    made = tables().table(KEY).sglang()
+    assert made == {
         "temperatures": [1.5, 2.0],
         "dataset": "held out",
         "num_samples": 10_000,
         "ece_before": [0.05, 0.07],
         "ece_after": [0.01, 0.02],
     }
-    assert json.loads(json.dumps(made.export_sglang(KEY))) == made.export_sglang(KEY)
-    with pytest.raises(OptionError, match="known: rejection, probabilistic"):
-        made.export_sglang(CalibrationKey("rejection", "greedy", "one"))
+    assert json.loads(json.dumps(made)) == made
 
 
 @pytest.mark.parametrize(

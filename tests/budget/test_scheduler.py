@@ -309,15 +309,15 @@ def test_a_state_that_is_not_used_is_dropped_once():
     assert scheduler.plan(asks)[0].choices
 
 
-def test_a_state_that_can_be_rebuilt_may_come_back_and_a_free_one_stays():
-    for known, rebuilds, released in [
-        (one_drafter(), True, [("small",)]),
-        (one_drafter(draft=serial(0.1, 0.1, follow=0.0)), False, []),
-    ]:
-        scheduler = Scheduler(known, SchedulerOptions(drop_after=5), priors={"small": [0.9]})
-        plans = [step[0] for step in plain_rounds(scheduler, [Ask(0, 0, (Option("small", 4, rebuilds),))], 12)]
-        assert [plan.release for plan in plans if plan.release] == released
-        assert plans[-1].choices
+@pytest.mark.parametrize(("follow", "lazy"), [(0.002, True), (0.0, False)])
+def test_a_state_that_costs_nothing_to_keep_is_never_dropped(follow, lazy):
+    """That of a drafter which takes tokens in when it is asked, or that follows for free. Coming back takes the tokens
+    since the last draft, not the whole context."""
+    known = one_drafter(draft=serial(0.1, 0.1, follow=follow))
+    scheduler = Scheduler(known, SchedulerOptions(drop_after=5), priors={"small": [0.9]})
+    plans = [step[0] for step in plain_rounds(scheduler, [Ask(0, 0, (Option("small", 4, lazy),))], 12)]
+    assert [plan.release for plan in plans if plan.release] == []
+    assert plans[-1].choices
 
 
 # ----------------------------------------------------------------------------------------------- choice of the drafter

@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_type_hints
 
 import pytest
 
 from cli.conftest import Run
 from forerun.bench.comparing.study import CONFIDENCE
-from forerun.cli import lineup
+from forerun.bench.measurement import Cell
+from forerun.cli import bench_load, demo, lineup, load
 from forerun.cli.bench_load import LoadFlags
 from forerun.cli.compare import CompareFlags
-from forerun.drafters.config import parse_config
+from forerun.cli.measuring import labels_of
+from forerun.cli.options import EngineFlags
+from forerun.drafters.config import methods_of, parse_config
+from forerun.drafters.ngram import Ngram
+from forerun.drafters.small import Small
+from forerun.engine.propose import LoadedDrafter
 from forerun.errors import OptionError
+from forerun.target.table import history_model
 from tiny import qwen3, save_tokenizer
 
 PROMPTS = '{"prompt": "def f(x):\\n"}\n{"prompt": "a b a b a b"}\n'
@@ -114,10 +122,28 @@ def test_two_models_of_a_kind_are_told_apart(
 def test_a_drafter_that_copies_is_another_one() -> None:
     """It can be compared with itself as it is without, and no two that are the same."""
     one, copying, first, second = map(parse_config, ("dspark", "dspark+lookup", "./a+lookup", "./b+lookup"))
-    assert lineup._labels([one, copying]) == ["dspark", "dspark+lookup"]
-    assert lineup._labels([first, second]) == ["small+lookup (./a)", "small+lookup (./b)"]
+    assert labels_of([one, copying]) == ["dspark", "dspark+lookup"]
+    assert labels_of([first, second]) == ["small+lookup (./a)", "small+lookup (./b)"]
+    assert methods_of("ngram+dspark+lookup") == ["ngram", "dspark"]
     with pytest.raises(OptionError, match=r"dspark\+lookup .* is given twice"):
-        lineup._labels([copying, copying])
+        labels_of([copying, copying])
+
+
+def test_benchmarks_and_the_demo_tell_it_apart_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its label in rows and tables; its requests still name the method. In the demo neither takes the other's
+    place."""
+    small = LoadedDrafter(Small(history_model(7), 7), parse_config("small+lookup"))
+    entries = [LoadedDrafter(Ngram(), parse_config("ngram")), small]
+    engine = SimpleNamespace(core=SimpleNamespace(loaded=entries))
+    monkeypatch.setattr(bench_load, "_ways", lambda engines, run, names: names)
+    subjects = bench_load._subjects({"fixed": engine}, LoadFlags(mixed=True))
+    assert {one.drafter: one.ways for one in subjects} == {
+        "ngram": ["ngram"], "small+lookup": ["small"], "ngram+small+lookup": ["ngram", "small"],
+    }  # fmt: skip
+    assert Cell(small.label, 2, 1, 0.0).speculative == {"method": ["small"], "max_draft": 2}
+    monkeypatch.setattr(load, "load_with", lambda flags, configs: configs)
+    _, rivals, _ = demo._engines(EngineFlags(drafter=["dspark,dspark+lookup"]))
+    assert list(rivals) == ["dspark", "dspark+lookup"]
 
 
 def test_another_text_is_exit_code_1_and_the_first_line(

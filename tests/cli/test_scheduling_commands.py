@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cli.conftest import Run
 from forerun import Engine
+from forerun.budget.calibration import CalibrationKey, Table
 from forerun.budget.stored import read_calibration, read_profile
+from forerun.cli import calibrate
 from forerun.engine.profile_key import engine_key
 from forerun.target.load import load_target
 
@@ -118,6 +122,17 @@ def test_calibration_goes_where_it_is_told(
     assert (tmp_path / "calibration.json").is_file()
 
 
+def test_tables_are_exported_one_a_file_named_after_their_conditions(tmp_path: Path) -> None:
+    """In SGLang's form, which has no place for them; one that makes things worse is not."""
+    key = CalibrationKey("rejection", "probabilistic", "one", "top_p=0.9, min_p=0.1")
+    good, bad = (Table(key, (t, 2.0), "held out", 100) for t in (1.5, 9.0))
+    made = [SimpleNamespace(drafter="dspark", holds=holds, table=t) for holds, t in ((True, good), (False, bad))]
+    calibrate._export(made, tmp_path)
+    [file] = tmp_path.iterdir()
+    assert file.name == "dspark-rejection-probabilistic-one-top_p=0.9-min_p=0.1.sglang.json"
+    assert json.loads(file.read_text()) == good.sglang()
+
+
 # ----------------------------------------------------------------------------------------------------------- recommend
 
 
@@ -220,6 +235,8 @@ def test_drafters_are_named_one_by_one_or_together() -> None:
         (["calibrate", "--out", "/no/such/folder"], "--out"),
         (["calibrate", "--rows", "/no/such/folder/rows.jsonl"], "--rows"),
         (["calibrate", "--drafter", "ngram,small", "--out", "."], "--out"),
+        (["calibrate", "--drafter", "dspark", "--export-sglang", "/no/such/folder"], "--export-sglang"),
+        (["calibrate", "--drafter", "dspark+lookup", "--export-sglang", "."], "--export-sglang"),
         (["recommend", "--concurrency", "0"], "--concurrency"),
         (["recommend", "--concurrency", "many"], "--concurrency"),
         (["recommend", "--max-tokens", "1"], "--max-tokens"),

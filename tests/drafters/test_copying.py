@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ def test_what_is_foreseen_followed_the_longest_known_end(tokens, drafted, sizes)
         places = [p for p in range(n, len(tokens)) if tokens[p - n : p] == whole[len(whole) - n :] and n <= len(whole)]
         if places and want is None:
             want = tokens[places[-1]], n
-    assert index.foresee(drafted) == want
+    assert index.foresee(drafted) == (None if want is None else (*want, False))
 
 
 def test_a_repeated_text_is_copied_and_a_new_one_is_not():
@@ -94,6 +95,16 @@ def test_a_repeated_text_is_copied_and_a_new_one_is_not():
     [plain] = drafter(sure).propose([view([5, 1, 2, 3, 4, 0])], lambda *_: True)
     assert own.tokens == plain.tokens == [5] * 4
     assert own.confidence == plain.confidence
+
+
+def test_what_the_request_expects_is_copied_and_counted():
+    """The first tokens that the prediction said, whatever of it comes later; behind another one nothing counts."""
+    made = drafter([0.0] * 5 + [1.0], prompt_lookup_max=1)
+    [draft] = made.propose([replace(view([4, 1]), prediction=(1, 2, 3, 0))], lambda *_: True)
+    assert (draft.tokens, draft.predicted) == ([2, 3, 0, 5], 3)
+    assert draft.truncate(2).predicted == 2
+    [draft] = made.propose([replace(view([1, 3, 1], request_id=2), prediction=(0, 3, 2, 1, 4))], lambda *_: True)
+    assert (draft.tokens[0], draft.predicted) == (3, 0)
 
 
 def test_look_ups_that_were_wrong_lose_to_the_drafter():

@@ -9,7 +9,7 @@ import torch
 
 from forerun import Sampling
 from forerun.drafters.base import Accepted, DraftView, draw_drafts, is_deterministic
-from forerun.drafters.small import INGEST_ROWS, Small
+from forerun.drafters.small import INGEST_ROWS, STALE, Small
 from forerun.sampling import NOTHING, Noise, Row, distribution
 from forerun.target.table import TableTarget, history_model, position_model, table_model
 
@@ -120,6 +120,36 @@ def test_rows_are_fed_once_and_none_is_left_out():
     drafter.release(1)
     drafter.audit()
     assert drafter._tables.used == 0
+
+
+def test_requests_that_go_on_without_drafts_make_room():
+    """Four blocks, of which one request holds two. Others have them once it has gone on for 256 rows without a draft,
+    if that takes it; then it is taken in again. A request that drafts in the same call gives nothing away."""
+    drafter = Small(history_model(7, seed=3), 7)
+    drafter.allocate(4)
+    texts = {1: [1] * 20, 2: [2] * 14, 3: [3] * 30}
+
+    def propose(*requests: int) -> list[bool]:
+        drafts = drafter.propose([_view(texts[r], k=2, request_id=r) for r in requests], _always)
+        drafter.audit()
+        return [bool(draft.tokens) for draft in drafts]
+
+    def committed(request: int, rows: int) -> None:
+        drafter.commit([Accepted(request, 0, rows, None)])
+
+    assert propose(1, 2) == [True, True]
+    held = drafter._tables.rows(1)
+    for behind, room in ((STALE, False), (STALE + 1, True)):
+        committed(1, held + behind)
+        committed(2, 13)
+        assert propose(2) == [True]
+        assert drafter._tables.rows(1) == held
+        assert propose(3) == [room]
+    assert set(drafter._tables.lengths) == {2, 3}
+    committed(3, 29)
+    drafter._behind[3] = STALE + 1
+    assert propose(3, 1) == [True, False]
+    assert propose(1) == [True]
 
 
 def test_a_long_prompt_is_ingested_in_bounded_passes():

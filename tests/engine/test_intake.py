@@ -189,7 +189,8 @@ def test_a_request_chooses_its_own_verify_mode():
     ],
 )
 def test_a_prediction_that_nothing_reads_is_refused(drafters, speculative, reason):
-    """No option is ignored in silence: without an n-gram drafter, or with it left out, a predicted text is an error."""
+    """No option is ignored in silence: without a drafter that looks it up, or with that one left out, a predicted text
+    is an error."""
     engine = engine_of(history_model(7), *drafters)
     with pytest.raises(OptionError, match=reason):
         engine.generate([[1, 2]], Sampling(max_tokens=2), prediction="abc", speculative=speculative)

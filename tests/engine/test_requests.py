@@ -10,6 +10,7 @@ import torch
 from engine.conftest import bytes_for, drafter_of, drive, engine_of, idle, ids, plain
 from forerun import AsyncEngine, Sampling
 from forerun.drafters.ngram import Ngram
+from forerun.drafters.small import Small
 from forerun.engine.request import Chunk
 from forerun.engine.scoring import PIECE, Scoring
 from forerun.errors import OptionError, PromptError
@@ -208,12 +209,17 @@ def test_chunks_say_what_their_step_did():
     assert chunks[0].started <= chunks[0].at
 
 
-def test_what_came_of_a_prediction_is_counted():
+@pytest.mark.parametrize("kind", ["ngram", "copying"])
+def test_what_came_of_a_prediction_is_counted(kind):
     """Accepted and refused tokens that were taken from it; drafts from prompt and output count for nothing here."""
     prompt = [1, 2, 3]
     [output] = plain(history_model(7, seed=3), [prompt], GREEDY).values()
     letters = "".join("abcdefg"[i] for i in output)
-    engine = engine_of(history_model(7, seed=3), Ngram(prompt_lookup_min=2, prompt_lookup_max=3))
+    drafter, sizes = Ngram(3, 2), {"prompt_lookup_min": 2, "prompt_lookup_max": 3}
+    if kind == "copying":  # a stranger to the target: what comes true was looked up
+        drafter = Small(history_model(7, seed=8), 7)
+        drafter.copy_from_text(sizes)
+    engine = engine_of(history_model(7, seed=3), drafter)
     [done] = engine.generate([prompt], GREEDY, prediction=letters)
     assert done.token_ids == output
     assert done.stats.predicted_accepted > 5

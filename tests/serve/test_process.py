@@ -15,10 +15,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import openai
 import pydantic
@@ -27,8 +28,14 @@ import pytest
 from forerun.engine import Engine
 from forerun.errors import ModelError
 from forerun.serve import ServeOptions, serve
+from serve.kit import seen
+from serve.traffic import Judge, Plan, behaving, plans, references
+from serve.wire import Wire
 
 KEY = "secret-key"
+SEATS = ("--max-num-seqs", "4")
+"""So that others wait."""
+METHODS = [None, None, False, {"max_draft": 1}]
 
 
 @dataclass
@@ -76,7 +83,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3_dir: Path, tiny_
     log = tmp_path_factory.mktemp("serve") / "log"
     config = json.dumps({"method": "small", "model": str(tiny_small_dir), "num_speculative_tokens": 3})
     template = "{# tools #}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
-    more = ("--served-model-name", "tiny", "--speculative-config", config, "--chat-template", template)
+    more = ("--served-model-name", "tiny", "--speculative-config", config, "--chat-template", template, *SEATS)
     process = start(str(tiny_qwen3_dir), log, *more)
     yield process
     if process.process.poll() is None:
@@ -239,29 +246,110 @@ def _gauge(served: Process, name: str) -> float:
     return float(line.split()[-1])
 
 
-def _drains(served: Process, model: str, number: int) -> None:
-    """A stream that runs when the signal comes gets its whole answer; the process then ends with 0."""
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0) as client:
-        fields = {"model": model, "prompt": "a", "max_tokens": 200, "temperature": 0}
-        parts = client.completions.create(**fields, stream=True, extra_body={"ignore_eos": True})
-        first = next(iter(parts))
-        served.process.send_signal(number)
-        chunks = [first, *parts]
-        assert chunks[-1].choices[0].finish_reason == "length"
-    assert served.process.wait(60) == 0, served.log.read_text()
-    assert "stopping" in served.log.read_text()
-    assert "Traceback" not in served.log.read_text()
+@dataclass
+class Crowd:
+    """Clients of a server that is told to stop while some are answered and others wait.
+
+    Args:
+        served: the server.
+        made: what they send.
+        judge: of what comes.
+        signal: that it gets.
+    """
+
+    served: Process
+    made: list[Plan]
+    judge: Judge
+    signal: int
+    limit: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(24))
+    calls: dict[int, Wire] = field(default_factory=dict)
+    """Those under way."""
+    done: int = 0
+    inside: dict[int, bool] = field(default_factory=dict)
+    """Number of a request that was under way at the signal -> whether its answer had begun."""
+    ends: dict[int, str] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._stop())
+            for plan in self.made:
+                group.create_task(self._one(plan))
+
+    async def _one(self, plan: Plan) -> None:
+        async with self.limit:
+            call = self.calls[plan.number] = _wire(self.served, plan)
+            reply = await asyncio.wait_for(behaving(plan, call), 120)
+            del self.calls[plan.number]
+        self.done += 1
+        unreached = reply.status == 0 and self.inside and not self.inside.get(plan.number)
+        self.ends[plan.number] = "unreached" if unreached else self.judge.judge(plan, reply)
+
+    async def _stop(self) -> None:
+        """Once some are done, some run and some wait."""
+        while self.done < len(self.made) // 5 or not await asyncio.to_thread(
+            _gauge, self.served, "num_requests_waiting"
+        ):
+            await asyncio.sleep(0.01)
+        self.inside = {number: bool(call.reply.parts) for number, call in self.calls.items()}
+        self.served.process.send_signal(self.signal)
+
+
+def _wire(served: Process, plan: Plan) -> Wire:
+    return Wire(served.url, plan.path, plan.content, {**plan.headers, "authorization": f"Bearer {KEY}"})
+
+
+async def _right(served: Process, asked: dict[str, Plan]) -> dict[str, dict[str, Any]]:
+    """The answers of plain decoding."""
+    replies = await asyncio.gather(*(_wire(served, plan).run() for plan in asked.values()))
+    return {key: seen(reply, plan.fields, False) for (key, plan), reply in zip(asked.items(), replies, strict=True)}
+
+
+def _stopped(served: Process, size: int, number: int) -> Crowd:
+    """Tells it to stop in the middle of a crowd: all of them end as they should, and the process with 0."""
+    made = [plan for plan in plans(size, METHODS) if plan.conduct != "huge"]
+    want = asyncio.run(_right(served, references(made)))
+    crowd = Crowd(served, made, Judge(want), number)
+    asyncio.run(crowd.run())
+    assert served.process.wait(90) == 0, served.log.read_text()
+    log = served.log.read_text()
+    print(f"sent {dict(crowd.judge.sent)}\ncame {Counter(crowd.ends.values())}")
+    print(f"of those under way at the signal {Counter(crowd.ends[number] for number in crowd.inside)}")
+    assert "stopping" in log
+    assert "Traceback" not in log
+    assert any(crowd.inside.values()), "no answer had begun"
+    return crowd
+
+
+def _all_were_answered(crowd: Crowd) -> None:
+    """Those inside had their whole answer; who came too late was told, or found no server."""
+    begun = [end for number, end in crowd.ends.items() if crowd.inside.get(number)]
+    assert {*begun} <= {"whole", "left"}
+    assert {*crowd.ends.values()} <= {"whole", "left", "refused", "closed", "unreached"}
+    before = Counter(crowd.ends[number] for number in crowd.inside)
+    assert before["whole"] > before["closed"] + before["unreached"]
 
 
 def test_sigterm_drains(served):
-    """The last test of this server: what runs is finished, then the process ends with 0."""
-    _drains(served, "tiny", signal.SIGTERM)
+    """The last test of this server: what runs or waits is finished, streamed or whole, then the process ends with 0."""
+    _all_were_answered(_stopped(served, 60, signal.SIGTERM))
 
 
 @pytest.mark.slow
 def test_sigint_drains(tmp_path, tiny_qwen3_dir):
     """Ctrl-C does the same."""
-    _drains(start(str(tiny_qwen3_dir), tmp_path / "log"), str(tiny_qwen3_dir), signal.SIGINT)
+    _all_were_answered(_stopped(start(str(tiny_qwen3_dir), tmp_path / "log", *SEATS), 60, signal.SIGINT))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [60, 1])
+def test_sigterm_under_load(tmp_path, seconds):
+    """The shipped model with two drafters: with time to drain all are finished; without, each is told what happened."""
+    flags = ("--drafter", "small,ngram", "--drain-timeout", str(seconds), *SEATS)
+    crowd = _stopped(start("embedded", tmp_path / "log", *flags), 300, signal.SIGTERM)
+    if seconds == 60:
+        _all_were_answered(crowd)
+    else:
+        assert {*crowd.ends.values()} <= {"whole", "left", "refused", "closed", "unreached", "broken"}
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server():

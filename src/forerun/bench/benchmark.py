@@ -18,7 +18,7 @@ from forerun.errors import OptionError
 
 @dataclass(frozen=True)
 class Grid:
-    """What is varied; `lengths` are the values of K."""
+    """What is varied; `drafters` are labels, `lengths` the values of K."""
 
     drafters: Sequence[str]
     lengths: Sequence[int]
@@ -50,7 +50,7 @@ class Benchmark:
     ):
         _check(engine, grid)
         self.engine = engine
-        idle = {entry.name for entry in engine.core.loaded if entry.drafter.max_draft == 0}
+        idle = {entry.label for entry in engine.core.loaded if entry.drafter.max_draft == 0}
         # One that drafts nothing has no cells: plain decoding is measured beside all the others.
         self.cells = [cell for cell in grid.cells() if cell.drafter not in idle]
         self.workload = workload
@@ -104,8 +104,8 @@ def _check(engine: Engine, grid: Grid) -> None:
     """K beyond a drafter's own would be lowered without a word."""
     for entry in engine.core.loaded:
         longest = entry.longest(batch_size=1)
-        if entry.drafter.max_draft != 0 and entry.name in grid.drafters and max(grid.lengths) > longest:
-            raise OptionError("--k", f"{max(grid.lengths)} is more than {entry.name!r} is configured for ({longest})")
+        if entry.drafter.max_draft != 0 and entry.label in grid.drafters and max(grid.lengths) > longest:
+            raise OptionError("--k", f"{max(grid.lengths)} is more than {entry.label!r} is configured for ({longest})")
     seqs = engine.options.limits.max_num_seqs
     if max(grid.batches) > seqs:
         raise OptionError("--batch", f"{max(grid.batches)} is more than max_num_seqs ({seqs})")

@@ -22,6 +22,9 @@ from forerun.sampling import Sampling, VerifyMode
 
 logger = logging.getLogger("forerun")
 
+LOSSLESS, NOT_LOSSLESS, NOT_PROVEN = "lossless", "NOT lossless", "not proven"
+"""Verdicts."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CertificateOptions:
@@ -53,12 +56,20 @@ class Certificate:
 
     @property
     def lossless(self) -> bool:
-        return bool(self.checks) and all(check.passed for check in self.checks)
+        return self.verdict == LOSSLESS
+
+    @property
+    def verdict(self) -> str:
+        """One failed check is enough; one that had nothing to check leaves its claim open."""
+        if any(not (check.passed or check.void) for check in self.checks):
+            return NOT_LOSSLESS
+        return LOSSLESS if self.checks and all(check.passed for check in self.checks) else NOT_PROVEN
 
     def as_dict(self) -> dict[str, Any]:
         """JSON types; `lossless` and `checks` first, as their readers expect."""
         return {
             "lossless": self.lossless,
+            "verdict": self.verdict,
             "checks": [check.as_dict() for check in self.checks],
             "options": asdict(self.options) | {"prompts": self.prompts},
             "seconds": round(self.seconds, 1),
@@ -85,6 +96,7 @@ class Certifier:
         self.prompts = prompts
         self.options = options
         self.longest = {entry.name: self._longest(entry) for entry in engine.core.loaded}
+        self._labels = {entry.name: entry.label for entry in engine.core.loaded}
         self.drafters = list(self.longest)
         self.samples = options.samples or options.power.samples(2 * len(self.drafters))
         self._token_seconds = self._warm_up()
@@ -202,7 +214,7 @@ class Certifier:
                 for number, plain in enumerate(plains):
                     self._comparison.check(findings, plain, drafter, k, number)
             self._comparison.check_together(findings, plains, drafter, most)
-            yield checks.findings_check(f"{part}: {drafter}", findings, plains, lengths, noise)
+            yield checks.findings_check(f"{part}: {self._labels[drafter]}", findings, plains, lengths, noise)
 
     def _parameters(self) -> Iterator[Check]:
         k, tokens = (self.options.max_draft + 1) // 2, self._parameter_tokens
@@ -232,7 +244,8 @@ class Certifier:
             stats.append(seen)
         adjusted = holm([tested.p_value for pair in tests for tested in pair])
         for i, drafter in enumerate(self.drafters):
-            result = SampledResult(drafter, tests[i], (adjusted[2 * i], adjusted[2 * i + 1]), stats[i])
+            pair = adjusted[2 * i], adjusted[2 * i + 1]
+            result = SampledResult(self._labels[drafter], tests[i], pair, stats[i])
             yield checks.sampled_check(result, draws, power, len(adjusted))
 
     def _rounding_of_logits(self) -> float:

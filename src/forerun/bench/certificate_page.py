@@ -17,6 +17,7 @@ MEANING = """\
 - **sampled**: tokens 2 and 3 of many samples against the target's probabilities (chi-square); what a fault would have
   to amount to for the tests to find it is stated with each.
 - **parameter**: each option once against plain decoding, greedy and coupled.
+- a check is **void** where there was nothing to check, such as a drafter that drafted nothing: its claim stays open.
 
 What it cannot show: prompts and options that were not tried, faults smaller than the stated power, another machine,
 dtype or version. Equality is claimed with plain decoding of this same engine."""
@@ -30,14 +31,14 @@ def markdown(certificate: Certificate) -> str:
 def _lines(certificate: Certificate) -> Iterator[str]:
     checks = certificate.checks
     passed = sum(check.passed for check in checks)
-    verdict = "Lossless" if certificate.lossless else "NOT lossless"
-    yield f"# {verdict}: {passed} of {len(checks)} checks passed"
+    verdict = certificate.verdict
+    yield f"# {verdict[0].upper()}{verdict[1:]}: {passed} of {len(checks)} checks passed"
     yield ""
     yield from _made_with(certificate)
     yield ""
     yield "| | check | result |"
     yield "|---|---|---|"
-    yield from (_row(check) for check in sorted(checks, key=lambda check: check.passed))
+    yield from (_row(check) for check in sorted(checks, key=lambda check: (check.passed, check.void)))
     yield ""
     yield MEANING
 
@@ -68,4 +69,5 @@ def _model(model: dict[str, Any]) -> str:
 
 def _row(check: Check) -> str:
     detail = check.detail.replace("|", "\\|")
-    return f"| {'pass' if check.passed else '**FAIL**'} | {check.name} | {detail} |"
+    result = "pass" if check.passed else "**void**" if check.void else "**FAIL**"
+    return f"| {result} | {check.name} | {detail} |"

@@ -14,8 +14,12 @@ from forerun.bench.exact import EQUAL
 from forerun.bench.margins import Difference, worst
 from forerun.bench.parameters import Outcome
 from forerun.bench.sampled import Draws, Power
+from forerun.budget.bypass import Reason
 from forerun.engine import DecodingStats
 from forerun.target.noise import PassNoise
+
+LEAST_DRAFTED = 0.05
+"""Share of the sampled rounds that must have a draft: plain ones dilute whatever is wrong with the others."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +31,21 @@ class Check:
     detail: str
     numbers: Mapping[str, Any] = field(default_factory=dict)
     """What the detail is made from, as JSON types."""
+    void: bool = False
+    """Neither held nor failed: there was nothing to check."""
 
     def on(self, where: str) -> Check:
         """The same check, named after where it was made."""
         return replace(self, name=f"{self.name} ({where})")
 
     def as_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "passed": self.passed, "detail": self.detail, "numbers": dict(self.numbers)}
+        return {
+            "name": self.name,
+            "passed": self.passed,
+            "void": self.void,
+            "detail": self.detail,
+            "numbers": dict(self.numbers),
+        }
 
 
 def exact_check(name: str, distance: float) -> Check:
@@ -66,7 +78,7 @@ def noise_check(name: str, tested: Tested, alarm: float) -> Check:
 def findings_check(
     name: str, findings: Findings, plains: Sequence[Plain], lengths: Sequence[int], noise: PassNoise
 ) -> Check:
-    """Greedy and coupled outputs of one drafter against plain ones."""
+    """Greedy and coupled outputs of one drafter against plain ones; void if no draft had a part in them."""
     margins = sorted(margin for plain in plains for margin in plain.margins)[:3]
     smallest = ", ".join(f"{margin:.3g}" for margin in margins)
     detail = (
@@ -83,7 +95,10 @@ def findings_check(
         "noise": {name: _finite(value) for name, value in asdict(noise).items()},
         "stats": findings.stats.as_dict(),
     }
-    return Check(name, findings.explained and findings.outputs > 0, detail, numbers)
+    held, tried = findings.explained and findings.outputs > 0, findings.stats.verified > 0
+    if not tried:
+        detail += _advice(findings.stats)
+    return Check(name, held and tried, detail, numbers, void=held and not tried)
 
 
 def _span(lengths: Sequence[int]) -> str:
@@ -104,6 +119,15 @@ def _drafting(stats: DecodingStats) -> str:
     rate = "nothing drafted" if stats.verified == 0 else f"{stats.accepted} of {stats.verified} drafts accepted"
     faults = stats.drafter_faults + stats.invalid_drafts
     return rate + (f"; {faults} rounds without a usable draft" if faults else "")
+
+
+def _advice(stats: DecodingStats) -> str:
+    """What to change where hardly anything was drafted."""
+    if stats.drafter_faults + stats.invalid_drafts:
+        return "; the drafter fails: see the warnings"
+    if any(stats.skipped_steps.get(reason) for reason in (Reason.GAIN, Reason.BATCH)):
+        return "; drafting was not worth it: leave out --policy, --min-predicted-gain and min_draft, to draft always"
+    return "; give other --prompts or more --max-tokens, or lower confidence_threshold"
 
 
 def _as_dict(difference: Difference) -> dict[str, Any]:
@@ -144,8 +168,10 @@ class SampledResult:
 
 
 def sampled_check(result: SampledResult, draws: Draws, power: Power, family: int) -> Check:
-    """Fails as well where no draft was verified, or where rounding leaves no law to test against."""
-    testable = result.stats.verified > 0 and all(math.isfinite(tested.allowed) for tested in result.tests)
+    """Void where hardly anything was drafted, or where rounding leaves no law to test against."""
+    stats = result.stats
+    drafted = stats.verified > 0 and stats.drafting_rounds >= LEAST_DRAFTED * stats.target_steps
+    testable = drafted and all(math.isfinite(tested.allowed) for tested in result.tests)
     parts = [f"{draws.samples} samples at T = {draws.temperature:g}"]
     numbers: dict[str, Any] = {"samples": draws.samples, "stats": result.stats.as_dict()}
     for position, tested, adjusted in zip((2, 3), result.tests, result.adjusted, strict=True):
@@ -161,7 +187,8 @@ def sampled_check(result: SampledResult, draws: Draws, power: Power, family: int
         }
     parts.append(f"alarm below {power.alarm:g} in {family} tests")
     if not testable:
-        parts.append("not testable here: nothing was verified, or rounding changes which tokens are possible")
-    parts.append(_drafting(result.stats))
+        why = "rounding changes which tokens are possible" if drafted else "hardly any round had a draft"
+        parts.append(f"not testable here: {why}")
+    parts.append(_drafting(stats) + ("" if drafted else _advice(stats)))
     passed = testable and min(result.adjusted) > power.alarm
-    return Check(f"sampled: {result.drafter}", passed, "; ".join(parts), numbers)
+    return Check(f"sampled: {result.drafter}", passed, "; ".join(parts), numbers, void=not testable)

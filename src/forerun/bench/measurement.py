@@ -15,6 +15,7 @@ from typing import Any
 
 from forerun.bench.cold import own_salt
 from forerun.bench.timeline import Timeline, latencies
+from forerun.drafters.config import methods_of
 from forerun.engine import Completion, DecodingStats, Engine
 from forerun.engine.request import Chunk
 from forerun.engine.stats import mean_accepted_length_macro, total
@@ -35,6 +36,7 @@ class Cell:
     """What one row of the table measures."""
 
     drafter: str
+    """Its label."""
     k: int
     batch: int
     """Requests decoded together."""
@@ -42,7 +44,7 @@ class Cell:
 
     @property
     def speculative(self) -> Mapping[str, Any]:
-        return {"method": self.drafter, "max_draft": self.k}
+        return {"method": methods_of(self.drafter), "max_draft": self.k}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.bench.measurement import Row
 from forerun.bench.report import as_csv
+from forerun.drafters.config import methods_of
 from forerun.errors import OptionError
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def histogram_data(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
 
 
 def _colour(drafter: str) -> str:
-    return COLOURS.get(drafter, OTHER)
+    return COLOURS.get(methods_of(drafter)[0], OTHER)
 
 
 def _by_drafter(data: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

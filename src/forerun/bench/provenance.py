@@ -48,7 +48,7 @@ def model(target: Target) -> dict[str, Any]:
 
 
 def _drafter(entry: LoadedDrafter) -> dict[str, Any]:
-    known = {"name": entry.name, "config": entry.config.model_dump(exclude_unset=True)}
+    known = {"name": entry.label, "config": entry.config.model_dump(exclude_unset=True)}
     if isinstance(entry.drafter, LearnedDrafter):
         return known | {"model": _learned(entry.drafter)}
     own = getattr(entry.drafter, "model", None)

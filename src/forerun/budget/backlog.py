@@ -42,10 +42,6 @@ class Backlog:
         """A drafter was asked, and knows so many tokens of the request since."""
         self._taken_in[request_id][drafter] = tokens
 
-    def lost(self, request_id: int, drafter: str) -> None:
-        """A drafter dropped what it holds of a request."""
-        self._taken_in[request_id].pop(drafter, None)
-
     def behind(self, request_id: int, drafter: str) -> int:
         """Tokens that it has to take in when it is asked again."""
         return max(0, self._now[request_id] - self._taken_in[request_id].get(drafter, 0))

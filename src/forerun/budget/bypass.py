@@ -18,7 +18,8 @@ PROBING_SHARE = 0.01
 TRIALS = 8
 """Probes of a drafter that is hardly known which are not charged: there is no other way to know it."""
 DROP_AFTER = 256
-"""Bypassed tokens of a request after which a drafter that pays for following it drops its state."""
+"""Bypassed tokens of a request after which a drafter that takes in every token as it comes, and pays for it, drops its
+state. It cannot get that back; one that reads tokens when it is asked never drops what it has read."""
 
 
 class Reason(StrEnum):
@@ -83,10 +84,11 @@ class ProbeLedger:
 
 
 class StateKeeper:
-    """Which drafters' states of which requests are still worth following.
+    """Which requests are no longer worth following, for drafters that follow every step.
 
-    Following a request that does not draft costs time too. After `drop_after` tokens the state is dropped; a drafter
-    whose following costs nothing keeps it.
+    What they take in of a request that does not draft costs time at every token and, by how long it has gone on, will
+    hardly be won back: after `drop_after` tokens the state is dropped, unless following costs nothing. Memory is no
+    reason: a drafter's rows lie in blocks of its own, as many as the target has.
     """
 
     def __init__(self, drop_after: int = DROP_AFTER):

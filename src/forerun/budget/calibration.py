@@ -191,14 +191,6 @@ class Calibration:
         """A copy with this table added, or in place of the one with its key."""
         return Calibration(list((self._tables | {table.key: table}).values()))
 
-    def export_sglang(self, key: CalibrationKey) -> dict[str, Any]:
-        """The table of a key in SGLang's form. OptionError if there is none; the known keys are listed."""
-        table = self.table(key)
-        if table is None:
-            known = "; ".join(map(str, self.keys)) or "none"
-            raise OptionError("calibration", f"has no table for {key}; known: {known}")
-        return table.sglang()
-
     def dumps(self) -> str:
         """JSON text, the same for the same tables."""
         tables = sorted((asdict(table) for table in self._tables.values()), key=lambda t: sorted(t["key"].items()))

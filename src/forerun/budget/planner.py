@@ -43,7 +43,7 @@ class SchedulerOptions:
 
 
 Wishes = dict[int, tuple[tuple[Option, ...], Reason | None]]
-"""By request: options whose drafters have their state of it or can get it back, and why it came without any."""
+"""By request: options whose drafters have not dropped it, and why it came without any."""
 
 REPLAN = 8
 """Steps for which an answer is kept while the question stays the same: planning costs time as well."""
@@ -109,8 +109,6 @@ class Planner:
         plans = {ask.request_id: answer.plans[ask.request_id] for ask in asks}
         for request, release in self._newly_dropped(asks, profile):
             plans[request] = replace(plans[request], release=release)
-            for drafter in release:
-                self._backlog.lost(request, drafter)
         self._probe(plans, answer, {ask.request_id: ask.context for ask in asks})
         return list(plans.values()), answer.promised
 
@@ -189,12 +187,11 @@ class Planner:
     # ------------------------------------------------------------------------------------------------- drafters' states
 
     def _usable(self, asks: Sequence[Ask], profile: Profile) -> Sequence[Ask]:
-        """With the options whose drafters have, or can get back, their state of the request."""
+        """With the options whose drafters have not dropped the request."""
         if not self._keeper.any_dropped:
             return asks
         left = [
-            tuple(o for o in ask.options if o.rebuilds or not self._is_dropped(ask.request_id, o.drafter, profile))
-            for ask in asks
+            tuple(o for o in ask.options if not self._is_dropped(ask.request_id, o.drafter, profile)) for ask in asks
         ]
         return [replace(ask, options=options) for ask, options in zip(asks, left, strict=True)]
 
@@ -256,6 +253,8 @@ class Planner:
         for name in (*missed, *([] if drafter is None else [drafter])):
             self._backlog.took_in(ask.request_id, name, ask.context + emitted)
         for option in ask.options:
+            if option.rebuilds:
+                continue  # it takes in nothing until it is asked: to keep what it has is free
             if option.drafter == drafter and not plan.probe:
                 self._keeper.used(ask.request_id, option.drafter)
             else:

@@ -27,7 +27,8 @@ class Option(NamedTuple):
     most: int
     """K after all limits of configuration, request, windows and step (`plan`); at least 1."""
     rebuilds: bool = True
-    """Whether it can rebuild a state it has dropped; one that needs the target's features cannot."""
+    """Whether it reads tokens, when it is asked, so that it can rebuild any state; one that needs the target's features
+    takes them in as they come, or never."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,8 +147,7 @@ def _benchmark(engine: Engine, run: BenchFlags, plan: Plan, prompts: list[list[i
     from forerun.bench.benchmark import Benchmark, Grid
     from forerun.bench.measurement import Workload
 
-    names = [entry.name for entry in engine.core.loaded]
-    grid = Grid(names, plan.lengths, plan.batches, plan.temperatures)
+    grid = Grid([entry.label for entry in engine.core.loaded], plan.lengths, plan.batches, plan.temperatures)
     workload = Workload(prompts, run.max_tokens, run.rounds, run.ignore_eos, run.seed)
     return Benchmark(engine, grid, workload, None if run.rows is None else Path(run.rows))
 

@@ -230,10 +230,10 @@ def _subjects(engines: dict[str, Engine], run: LoadFlags) -> list[Subject]:
     """Each drafter by itself, and with --mixed all of them together."""
     from forerun.bench.load.study import Subject
 
-    names = [entry.name for entry in engines["fixed"].core.loaded if entry.name != "vanilla"]
-    subjects = [Subject(name, _ways(engines, run, [name])) for name in names]
-    if run.mixed and len(names) > 1:
-        subjects.append(Subject("+".join(names), _ways(engines, run, names)))
+    named = {entry.label: entry.name for entry in engines["fixed"].core.loaded if entry.name != "vanilla"}
+    subjects = [Subject(label, _ways(engines, run, [name])) for label, name in named.items()]
+    if run.mixed and len(named) > 1:
+        subjects.append(Subject("+".join(named), _ways(engines, run, [*named.values()])))
     return subjects
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from forerun.cli.measuring import TargetArgument, check_plots, check_rows, load_
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, PromptFlags, flags
 from forerun.cli.prompts import named_prompts, prompt_ids
 from forerun.errors import OptionError
+from forerun.folders import check_writable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,6 +53,10 @@ class CalibrateFlags:
     out: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Write calibration.json here, not into the drafter's folder.")
     ] = None
+    export_sglang: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="Also write each table as a file for SGLang, named after its conditions."),
+    ] = None
     plots: Annotated[
         str | None, typer.Option(metavar="DIR", help="Write reliability diagrams, their data and one HTML page here.")
     ] = None
@@ -64,8 +70,9 @@ class CalibrateFlags:
         if not 0 < self.held_out < 1:
             raise OptionError("held_out", f"must be between 0 and 1, got {self.held_out:g}")
         check_rows(self.rows)
-        if self.out is not None and not Path(self.out).is_dir():
-            raise OptionError("--out", f"{self.out} is not a folder")
+        for option, folder in (("--out", self.out), ("--export-sglang", self.export_sglang)):
+            if folder is not None:
+                check_writable(option, Path(folder))
         check_plots(self.plots)
 
     def temperatures(self) -> list[float]:
@@ -114,6 +121,8 @@ def calibrate(
     ready = with_drafters(measurable(engine, model), "calibrating")
     if run.out is not None and len(ready.drafters()) > 1:
         raise OptionError("--out", "one calibration.json is for one drafter; name one")
+    if run.export_sglang is not None and any(one.labelled(one.name) != "dspark" for one in ready.drafters()):
+        raise OptionError("--export-sglang", "SGLang scales the confidences of dspark alone; name --drafter dspark")
     named = named_prompts(prompts)
     dataset = OWN_PROMPTS if named is None else Path(prompts.prompts or "--prompt").name
     from forerun.bench.provenance import provenance
@@ -124,6 +133,8 @@ def calibrate(
         files = _kept(loaded, ready, run, made)
         made_with = provenance(loaded)
     _report(made, files, made_with, destination, json_)
+    if run.export_sglang is not None:
+        _export(made, Path(run.export_sglang))
     if run.plots is not None:
         from forerun.bench.calibrating.report import draw_calibrations
 
@@ -182,6 +193,18 @@ def _file(engine: Engine, entry: LoadedDrafter, ready: EngineFlags, run: Calibra
     if run.out is not None:
         return Path(run.out) / entry.config.calibration_name
     return calibration_file(engine.target, entry, profiles_folder(ready.calibration_cache))
+
+
+def _export(made: Sequence[Assessment], folder: Path) -> None:
+    """One file for `--speculative-dspark-confidence-sts-path` of SGLang per table that holds. It has no place for the
+    conditions of its table: its name says them."""
+    for one in made:
+        if one.holds:
+            key = one.table.key
+            words = (one.drafter, key.verify_mode, key.draft_sample_method, key.temperature, key.filters)
+            path = folder / f"{re.sub(r'[^A-Za-z0-9_.=-]+', '-', '-'.join(words))}.sglang.json"
+            Output(str(path)).write(as_json(one.table.sglang()))
+            notes().print(f"wrote {path}: {key}")
 
 
 # ------------------------------------------------------------------------------------------------------------- showing

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli.console import Output, as_json, progress, screen, waiting
-from forerun.cli.measuring import check_seed
+from forerun.cli.measuring import check_seed, labels_of
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, flags
 from forerun.cli.prompts import check_prompts, named_prompts, prompt_ids
 from forerun.errors import ForerunError, OptionError
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from forerun.cli.race_report import Report
     from forerun.engine import Engine
 
-EMBEDDED = EngineFlags().source
 TOKENS_DIFFER = 1
 """Exit code if any token differs."""
 
@@ -113,15 +112,17 @@ def _engines(flags: EngineFlags) -> tuple[Engine, dict[str, Engine], dict[str, s
     from forerun.drafters.config import parse_config
 
     # A model this small gains nothing from a second thread, and loses a lot where other work runs beside it.
-    threads = 1 if flags.threads is None and flags.source == EMBEDDED else flags.threads
+    threads = 1 if flags.threads is None and flags.embedded else flags.threads
     own = dataclasses.replace(flags, dtype=flags.dtype or "float32", threads=threads, max_num_seqs=1)
     asked = flags.drafters()
+    configs = asked or [parse_config(name) for name in DRAFTERS]
+    labels = labels_of(configs)
     plain, rivals, absent = load_with(own, []), {}, {}
-    for config in asked or [parse_config(name) for name in DRAFTERS]:
+    for config, label in zip(configs, labels, strict=True):
         try:
-            rivals[config.name] = load_with(own, [config])
+            rivals[label] = load_with(own, [config])
         except ForerunError as error:
             if asked:
                 raise
-            absent[config.name] = str(error)
+            absent[label] = str(error)
     return plain, rivals, absent

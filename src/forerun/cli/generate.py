@@ -32,7 +32,7 @@ class ShowFlags:
         bool, typer.Option("--apply-chat-template", help="Put each raw prompt as a user message.")
     ] = False
     prediction: Annotated[
-        str | None, typer.Option(help="Text expected in the answer, for the ngram drafter; @FILE reads a file.")
+        str | None, typer.Option(help="Text expected in the answer, for ngram and +lookup; @FILE reads a file.")
     ] = None
     show_drafts: Annotated[bool, typer.Option("--show-drafts", help="Colour accepted draft tokens.")] = False
     show_rejected: Annotated[

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from forerun.cli.load import load_drafters_of, load_target_of
-from forerun.cli.measuring import fixed
+from forerun.cli.load import load_drafters_of, load_target_of, usual_drafters
+from forerun.cli.measuring import fixed, labels_of
 from forerun.cli.recommend import loading_flags
 from forerun.errors import ForerunError, OptionError
 
@@ -43,7 +42,7 @@ class Lineup:
         self._asked = bool(flags.drafters())
         self.configs = _configs(flags)
         self.flags = _sized(flags, load, self.configs)
-        self._labels = _labels(self.configs)
+        self._labels = labels_of(self.configs)
         self._missing: dict[str, str] = {}
 
     def plain(self) -> Engine:
@@ -95,7 +94,6 @@ class Lineup:
 
 
 def _configs(flags: EngineFlags) -> list[SpeculativeConfig]:
-    from forerun.drafters import DRAFTERS
     from forerun.drafters.config import parse_config
 
     asked = flags.drafters()
@@ -104,35 +102,7 @@ def _configs(flags: EngineFlags) -> list[SpeculativeConfig]:
         raise OptionError("--drafter", "vanilla is what every drafter is measured against; name another one")
     if asked:
         return configs
-    names = [name for name in DRAFTERS if name != "vanilla"] if flags.source == "embedded" else ["ngram"]
-    return [parse_config(name) for name in names]
-
-
-def _labels(configs: Sequence[SpeculativeConfig]) -> list[str]:
-    """The kind, and whether it copies; where there are two of that, with what tells them apart.
-
-    Raises:
-        OptionError: nothing does.
-    """
-    from forerun.drafters.config import WITH_LOOKUP
-
-    names = [f"{config.name}{WITH_LOOKUP if config.copies else ''}" for config in configs]
-    labels = [
-        name if names.count(name) == 1 else f"{name} ({_own(config)})"
-        for name, config in zip(names, configs, strict=True)
-    ]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise OptionError("--drafter", f"{label} is given twice")
-    return labels
-
-
-def _own(config: SpeculativeConfig) -> str:
-    from forerun.drafters.lookup import USUAL
-
-    usual = config.copies and USUAL.items() <= config.model_dump().items()
-    given = config.model_dump(exclude_unset=True, exclude={"method", *(USUAL if usual else ())})
-    return str(given["model"]) if set(given) == {"model"} else json.dumps(given) if given else "defaults"
+    return [parse_config(name) for name in usual_drafters(flags)]
 
 
 def _sized(flags: EngineFlags, load: LoadFlags, configs: Sequence[SpeculativeConfig]) -> EngineFlags:

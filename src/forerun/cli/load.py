@@ -55,12 +55,16 @@ def with_drafters(flags: EngineFlags, doing: str, embedded: str | None = None) -
     """
     if flags.drafters():
         return flags
-    from forerun.drafters import DRAFTERS
-
-    every = ",".join(name for name in DRAFTERS if name != "vanilla")
-    drafter = (embedded or every) if flags.source == "embedded" else "ngram"
+    drafter = embedded if embedded and flags.embedded else ",".join(usual_drafters(flags))
     notes().print(f"--drafter was not given: {doing} {drafter}")
     return dataclasses.replace(flags, drafter=[drafter])
+
+
+def usual_drafters(flags: EngineFlags) -> list[str]:
+    """Methods where none are named: all that come with the embedded target; of any other what needs no model."""
+    from forerun.drafters import DRAFTERS
+
+    return [name for name in DRAFTERS if name != "vanilla"] if flags.embedded else ["ngram"]
 
 
 def load_with(

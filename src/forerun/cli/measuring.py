@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import os
 import shlex
@@ -69,6 +70,31 @@ def fixed(config: SpeculativeConfig) -> SpeculativeConfig:
     return parse_config({**config.model_dump(exclude_unset=True), "policy": "fixed"})
 
 
+def labels_of(configs: Sequence[SpeculativeConfig]) -> list[str]:
+    """The kind, and whether it copies; where there are two of that, with what tells them apart.
+
+    Raises:
+        OptionError: nothing does.
+    """
+    names = [config.labelled(config.name) for config in configs]
+    labels = [
+        name if names.count(name) == 1 else f"{name} ({_own(config)})"
+        for name, config in zip(names, configs, strict=True)
+    ]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise OptionError("--drafter", f"{label} is given twice")
+    return labels
+
+
+def _own(config: SpeculativeConfig) -> str:
+    from forerun.drafters.lookup import USUAL
+
+    usual = config.copies and USUAL.items() <= config.model_dump().items()
+    given = config.model_dump(exclude_unset=True, exclude={"method", *(USUAL if usual else ())})
+    return str(given["model"]) if set(given) == {"model"} else json.dumps(given) if given else "defaults"
+
+
 def measured(
     engine: Engine, prompts: Sequence[Sequence[int]], options: ProfileOptions, known: VerifyCost | None = None
 ) -> Findings:
@@ -117,7 +143,7 @@ def check_plots(plots: str | None) -> None:
         raise OptionError("--plots", f"{place} is no folder that can be written")
 
 
-def in_the_way_of(folder: str) -> Path | None:
+def in_the_way_of(folder: str | Path) -> Path | None:
     """What of a folder's path is there already and cannot be written to; None: it can be made."""
     path = Path(folder).absolute()
     place = next(one for one in (path, *path.parents) if os.path.lexists(one))
@@ -142,6 +168,7 @@ __all__ = [
     "check_seed",
     "fixed",
     "in_the_way_of",
+    "labels_of",
     "load_fixed",
     "measurable",
     "measured",

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from forerun.engine import Engine
     from forerun.sampling import Sampling
 
+EMBEDDED = "embedded"
+"""The package's own model: the target where none is named."""
 DOTTED = "--speculative-config.KEY"
 DRAFT = "--draft."
 """Before the settings of a drafter that is trained; each is a flag of its own."""
@@ -139,7 +141,12 @@ class EngineFlags:
     @property
     def source(self) -> str:
         """The target: what was given, else the model of the package."""
-        return "embedded" if self.target is None else self.target
+        return EMBEDDED if self.target is None else self.target
+
+    @property
+    def embedded(self) -> bool:
+        """Whether that is the package's own."""
+        return self.source == EMBEDDED
 
     def at(self, place: str | None) -> Self:
         """The flags with a command's argument TARGET in place, which is a shorter spelling of --target.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +14,7 @@ from forerun.cli.console import Output, as_json, notes, screen
 from forerun.cli.measuring import (
     TargetArgument,
     check_plots,
+    in_the_way_of,
     load_fixed,
     measurable,
     measured,
@@ -94,10 +94,7 @@ def profile(
 
 def _check_takes_files(folder: Path | None) -> None:
     """OptionError if the profile could not be kept there: found before measuring. Nothing is made yet."""
-    if folder is None:
-        return
-    there = next(one for one in (folder, *folder.parents) if one.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
+    if folder is not None and in_the_way_of(folder) is not None:
         raise OptionError("--calibration-cache", f"{folder} cannot be made or written; name another folder, or off")
 
 

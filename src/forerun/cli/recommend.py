@@ -237,7 +237,8 @@ def _costs(engine: Engine, ready: EngineFlags, prompts: list[list[int]], options
 
 
 def _label(config: SpeculativeConfig) -> str:
-    return config.name if config.model is None else f"{config.name} ({config.model})"
+    name = config.labelled(config.name)
+    return name if config.model is None else f"{name} ({config.model})"
 
 
 def loading_flags(ready: EngineFlags, config: SpeculativeConfig) -> str:

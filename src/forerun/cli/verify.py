@@ -20,8 +20,8 @@ from forerun.sampling import GREEDY_BELOW, Sampling
 if TYPE_CHECKING:
     from forerun.bench.certificate import Certificate, CertificateOptions
 
-NOT_LOSSLESS = 1
-"""Exit code if any check fails."""
+EXIT_CODES = {"lossless": 0, "NOT lossless": 1, "not proven": 3}
+"""By verdict: every check held; one failed; none did, but some had nothing to check."""
 
 MOST_DRAFTED = 8
 """K up to which every length is tried, where the drafter can make as many."""
@@ -55,7 +55,8 @@ class VerifyFlags:
 
 @flags
 def verify(engine: EngineFlags, prompts: PromptFlags, amount: VerifyFlags, json_: JsonFlag = False) -> int:
-    """Check that speculative decoding is lossless here: exit code 0 only if every check holds.
+    """Check that speculative decoding is lossless here: exit code 0 only if every check holds, 1 if one fails, 3 if
+    nothing is proven, as nothing was drafted.
 
     --drafter may name several; K runs from 1 to --num-speculative-tokens (8). A minute or two on the embedded models,
     tens of minutes on a 1.5B pair on a CPU.
@@ -76,7 +77,7 @@ def verify(engine: EngineFlags, prompts: PromptFlags, amount: VerifyFlags, json_
         with progress("verifying", certifier.total) as advance:
             certificate = certifier.run(advance)
     _report(certificate, files, json_)
-    return 0 if certificate.lossless else NOT_LOSSLESS
+    return EXIT_CODES[certificate.verdict]
 
 
 def _checked(engine: EngineFlags, amount: VerifyFlags) -> EngineFlags:
@@ -127,11 +128,15 @@ def _show(certificate: Certificate) -> None:
 
     table = Table("", "check", "result", box=None, pad_edge=False)
     for check in certificate.checks:
-        table.add_row("[green]pass[/]" if check.passed else "[bold red]FAIL[/]", check.name, check.detail)
+        result = "[green]pass[/]" if check.passed else "[yellow]void[/]" if check.void else "[bold red]FAIL[/]"
+        table.add_row(result, check.name, check.detail)
     console = screen()
     console.print(table)
-    failed = [check.name for check in certificate.checks if not check.passed]
+    failed = [check.name for check in certificate.checks if not (check.passed or check.void)]
+    void = [check.name for check in certificate.checks if check.void]
     if failed:
         console.print(f"[bold red]NOT lossless[/]: {len(failed)} checks failed: {', '.join(failed)}")
+    elif void:
+        console.print(f"[bold yellow]not proven[/]: {len(void)} checks had nothing to check: {', '.join(void)}")
     else:
         console.print(f"[bold green]lossless[/]: all {len(certificate.checks)} checks passed")

@@ -84,7 +84,7 @@ class Drafter(ABC):
     name: ClassVar[str]
     config_keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of `--speculative-config` that `load` reads, beyond those every drafter shares."""
-    uses_prediction: ClassVar[bool] = False
+    uses_prediction: bool = False
     """Whether it drafts from `DraftView.prediction`; where no drafter does, giving one is an error."""
     default_draft: int = 4
     """K where none is configured."""

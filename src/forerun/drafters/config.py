@@ -152,6 +152,10 @@ class SpeculativeConfig(BaseModel):
         """Whether prompt lookup is mixed into the drafter's laws."""
         return (self.prompt_lookup_max or self.prompt_lookup_min) is not None and self.name != "ngram"
 
+    def labelled(self, name: str) -> str:
+        """What reports call a drafter of this name: one that copies is another drafter."""
+        return f"{name}{WITH_LOOKUP}" if self.copies else name
+
     @property
     def calibration_name(self) -> str:
         """Of the file in a drafter's own folder: a drafter that copies is sure of other tokens than it is without."""
@@ -256,6 +260,11 @@ _SHARED = frozenset(
 
 ENGINE_WIDE = ("policy", "min_predicted_gain", "confidence_threshold", "confidence_cost_table_path")
 """Keys of scheduling, which belongs to the engine: given once, or alike."""
+
+
+def methods_of(label: str) -> list[str]:
+    """Names of the drafters behind a label, several of which `+` parts."""
+    return [part for part in label.split("+") if f"+{part}" != WITH_LOOKUP]
 
 
 def parse_config(value: str | Mapping[str, Any] | SpeculativeConfig) -> SpeculativeConfig:

@@ -9,12 +9,14 @@ whatever it is.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forerun.drafters.base import Accepted, Advance, Draft, Drafter, DraftView, KeepDrafting, draft_serially
 from forerun.drafters.lookup import KEYS, Indexes, sizes_of
+from forerun.sampling import NOTHING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,13 +37,14 @@ class SerialDrafter(Drafter):
         sizes = sizes_of(options.get("prompt_lookup_max"), options.get("prompt_lookup_min"))
         if sizes is not None:
             self.copying = Copying(sizes)
+            self.uses_prediction = True
             self.blind = False  # what is looked up behind a drawn token is known from that token
 
     def draft(self, views: Sequence[DraftView], keep_drafting: KeepDrafting, advance: Advance) -> list[Draft]:
         """See `draft_serially`."""
-        if self.copying is not None:
-            advance = self.copying.into(advance, views)
-        return draft_serially(views, keep_drafting, advance)
+        if self.copying is None:
+            return draft_serially(views, keep_drafting, advance)
+        return self.copying.draft(views, keep_drafting, advance)
 
     def commit(self, accepted: Sequence[Accepted]) -> None:
         if self.copying is not None:
@@ -62,29 +65,28 @@ class Found(NamedTuple):
 
 
 class Copying(Indexes):
-    """Look-ups of every request, and what they make of a drafter's laws.
+    """Look-ups of every request, in its prediction too, and what they make of a drafter's laws."""
 
-    Args:
-        sizes: lengths of the n-grams that are looked up.
-    """
-
-    def __init__(self, sizes: range):
-        super().__init__(sizes, predicting=False)
-
-    def into(self, advance: Advance, views: Sequence[DraftView]) -> Advance:
-        """`advance` with look-ups mixed in: behind the text and what of the draft was drawn before the slot."""
+    def draft(self, views: Sequence[DraftView], keep_drafting: KeepDrafting, advance: Advance) -> list[Draft]:
+        """`draft_serially` with look-ups mixed in: behind the text and what of the draft was drawn before the slot."""
         indexes = [self.of(view) for view in views]
+        said: list[list[int]] = [[] for _ in views]  # of each slot, by the prediction
 
         def mixed(active: Sequence[int], drafts: Sequence[Draft]) -> tuple[Tensor, list[float]]:
             logits, confidences = advance(active, drafts)
             found = []
             for row, (i, draft) in enumerate(zip(active, drafts, strict=True)):
                 match = indexes[i].foresee(draft.tokens)
+                said[i].append(match.token if match is not None and match.predicted else NOTHING)
                 if match is not None and math.isfinite(confidences[row]):  # without a law there is nothing to mix
-                    found.append(Found(row, match[0], indexes[i].confidence(match[1])))
+                    found.append(Found(row, match.token, indexes[i].confidence(match.n)))
             return mix(logits, confidences, found) if found else (logits, confidences)
 
-        return mixed
+        made = draft_serially(views, keep_drafting, mixed)
+        for draft, foretold in zip(made, said, strict=True):
+            same = (token == expected for token, expected in zip(draft.tokens, foretold, strict=False))
+            draft.predicted = sum(itertools.takewhile(bool, same))
+        return made
 
 
 def mix(logits: Tensor, confidences: Sequence[float], found: Sequence[Found]) -> tuple[Tensor, list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from forerun.drafters.base import Accepted, DraftView
 from forerun.errors import OptionError
@@ -39,20 +40,17 @@ class Indexes:
 
     Args:
         sizes: lengths of n-grams.
-        predicting: a request's `prediction` is looked up too.
     """
 
-    def __init__(self, sizes: range, *, predicting: bool = True):
+    def __init__(self, sizes: range):
         self.by_request: dict[int, NgramIndex] = {}
         self._sizes = sizes
-        self._predicting = predicting
 
     def of(self, view: DraftView) -> NgramIndex:
         """Up to date with the view's tokens."""
         index = self.by_request.get(view.request_id)
         if index is None:
-            prediction = view.prediction if self._predicting else ()
-            index = self.by_request[view.request_id] = NgramIndex(self._sizes, prediction)
+            index = self.by_request[view.request_id] = NgramIndex(self._sizes, view.prediction)
         index.extend(view.tokens)
         return index
 
@@ -64,6 +62,16 @@ class Indexes:
 
     def release(self, request_id: int) -> None:
         self.by_request.pop(request_id, None)
+
+
+class Foreseen(NamedTuple):
+    """What a look-up says of the next token."""
+
+    token: int
+    n: int
+    """Tokens that matched."""
+    predicted: bool
+    """It stands in the request's `prediction`."""
 
 
 class NgramIndex:
@@ -118,11 +126,14 @@ class NgramIndex:
         n = min(n, self._sizes[-1])
         return (self._right[n] + PRIOR * n / (n + 1)) / (self._looked[n] + PRIOR)
 
-    def foresee(self, drafted: Sequence[int]) -> tuple[int, int] | None:
-        """(the token that followed the longest known n-gram at the end of the text and of what is drafted behind it,
-        its n); None: no such n-gram is known."""
+    def foresee(self, drafted: Sequence[int]) -> Foreseen | None:
+        """The token that followed the longest known n-gram at the end of the text and of what is drafted behind it;
+        None: no such n-gram is known."""
         match = self._longest([*self._corpus[-self._sizes[-1] :], *drafted])
-        return None if match is None else (self._corpus[match[0]], match[1])
+        if match is None:
+            return None
+        place, n = match
+        return Foreseen(self._corpus[place], n, place < self._before)
 
     def lookup(self, k: int) -> Draft:
         """Up to k tokens that followed the longest known suffix; a repetition is continued into the draft itself."""
@@ -137,7 +148,7 @@ class NgramIndex:
                 break
             draft.append(token)
         confidence = [self.confidence(n + j) for j in range(len(draft))]
-        return Draft(draft, None, confidence, predicted=place < self._before)
+        return Draft(draft, None, confidence, predicted=len(draft) if place < self._before else 0)
 
     def _longest(self, tail: Sequence[int]) -> tuple[int, int] | None:
         """(place after the latest occurrence of the longest known n-gram at the end, n), if a token stands there."""

@@ -197,9 +197,8 @@ class EngineCore:
         if part.work.plan is not None:
             request.stats.record(len(drafted), len(part.draft.tokens), accepted)
             request.stats.record_plan(part.work.plan)
-        if part.draft.predicted:
-            request.stats.predicted_accepted += min(accepted, kept)
-            request.stats.predicted_rejected += len(part.draft.tokens) - accepted
+        request.stats.predicted_accepted += min(part.draft.predicted, accepted, kept)
+        request.stats.predicted_rejected += max(0, part.draft.predicted - accepted)
         request.stats.discarded += len(run) - kept
         if request.sampling.logprobs is not None and kept:
             request.logprobs += committed_logprobs(request, logits[:kept])

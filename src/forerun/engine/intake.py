@@ -140,7 +140,7 @@ class Intake:
         if option.max_draft == 0:
             raise OptionError("prediction", "has no effect with speculative.max_draft 0: nothing is drafted")
         if not self._predicting:
-            raise OptionError("prediction", "no loaded drafter reads it; load `ngram` as well")
+            raise OptionError("prediction", "no loaded drafter reads it; load `ngram`, or let one copy (`+lookup`)")
         if option.methods is not None and not self._predicting & set(option.methods):
             raise OptionError(
                 "prediction", f"only {', '.join(sorted(self._predicting))} reads it, which `speculative` leaves out"

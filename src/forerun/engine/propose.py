@@ -39,6 +39,11 @@ class LoadedDrafter:
         return self.drafter.name
 
     @property
+    def label(self) -> str:
+        """In reports."""
+        return self.config.labelled(self.name)
+
+    @property
     def rebuilds(self) -> bool:
         """Whether it can rebuild what it has dropped of a request: features of the target are not computed again."""
         return not self.drafter.taps

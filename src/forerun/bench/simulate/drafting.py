@@ -116,7 +116,7 @@ class Upkeep:
     """What it costs that drafters keep up with requests they do not draft for.
 
     One that needs the target's features takes in every row when it becomes final, unless it has dropped the request.
-    Any other catches up when it drafts again, with all the rows since.
+    Any other drops none and catches up when it drafts again, with all the rows since.
     """
 
     def __init__(self, loaded: Loaded, costs: Profile):
@@ -128,7 +128,7 @@ class Upkeep:
         """Rows a lazy drafter has not taken in."""
 
     def release(self, plans: Sequence[Plan]) -> None:
-        """States that plans drop; a lazy drafter will begin at the first row again."""
+        """States that plans drop."""
         for plan in plans:
             if plan.release:
                 self._dropped.setdefault(plan.request_id, set()).update(plan.release)
@@ -139,12 +139,10 @@ class Upkeep:
         total = sum(each * rows for name, each in self._eager.items() if name != drafter and name not in dropped)
         for name, each in self._lazy.items():
             key = live.id, name
-            if name != drafter:
+            if name == drafter:
+                total += each * self._behind.pop(key, 0)
+            else:
                 self._behind[key] = self._behind.get(key, 0) + rows
-                continue
-            behind = self._behind.pop(key, 0)
-            total += each * (len(live.request.tokens) if name in dropped else behind)
-            dropped.discard(name)
         return total
 
     def forget(self, request_id: int) -> None:

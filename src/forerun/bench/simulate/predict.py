@@ -19,6 +19,7 @@ from forerun.bench.simulate.decoder import Decoder, World, scheduler_for
 from forerun.bench.simulate.specs import PLAIN, Way, parse_way
 from forerun.bench.simulate.systems import System
 from forerun.bench.simulate.texts import Lengths, Texts
+from forerun.drafters.config import methods_of
 from forerun.engine.admission import Limits
 from forerun.errors import OptionError
 
@@ -82,7 +83,7 @@ def _of_bench(row: Row, limits: Limits, prompt_tokens: int | None) -> Iterator[M
         raise OptionError("--prompt-tokens", "the JSON of `forerun bench` has no lengths; give that of its prompts")
     runs = [[(prompt_tokens, max(2, round(row["tokens"] / row["outputs"])))] * row["batch"]]
     load = Load(row["batch"])
-    skill = _skill(row["drafter"], row["k"], row)
+    skill = _skill(methods_of(row["drafter"])[0], row["k"], row)
     yield Measured(load, runs, (), Way(None), row["plain_tokens_per_second"], limits)
     yield Measured(load, runs, (skill,), Way("fixed", row["k"]), row["tokens_per_second"], limits)
 
@@ -94,7 +95,7 @@ def _of_load(row: Row, limits: Limits, prompt_tokens: int | None) -> Iterator[Me
     runs = [lengths[start : start + each] for start in range(0, len(lengths), each)]
     for label, found in row["ways"].items():
         way = parse_way(label)
-        skills = () if way.policy is None else tuple(_shown(row, name) for name in row["drafter"].split("+"))
+        skills = () if way.policy is None else tuple(_shown(row, name) for name in methods_of(row["drafter"]))
         yield Measured(Load.of(row), runs, skills, way, found["tokens_per_second"], limits)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 INGEST_ROWS = 512
 """Rows per pass while catching up with a prompt, which bounds the memory of one pass."""
 
+STALE = 256
+"""Rows that a request may go on for without a draft before others may have the memory of what was taken in of it."""
+
 
 class Small(SerialDrafter):
     """Drafts with a model of its own, one pass per token over its own paged KV.
@@ -53,6 +56,8 @@ class Small(SerialDrafter):
         self.shared_ids = min(model.vocab_size, vocab_size, shared_ids or vocab_size)
         self.window = min(model.window, window or model.window)
         self._tables = Tables()
+        self._behind: dict[int, int] = {}
+        """By request, rows that became final and were not taken in yet."""
 
     @classmethod
     def learner(cls) -> type[Learner]:
@@ -97,7 +102,8 @@ class Small(SerialDrafter):
         self._tables = Tables(num_blocks)
 
     def propose(self, views: Sequence[DraftView], keep_drafting: KeepDrafting) -> Proposal:
-        ready = [i for i, view in enumerate(views) if self._reserve(view)]
+        asked = {view.request_id for view in views}
+        ready = [i for i, view in enumerate(views) if self._reserve(view, asked)]
         mine = [views[i] for i in ready]
 
         def advance(active: Sequence[int], drafts: Sequence[Draft]) -> tuple[Tensor, list[float]]:
@@ -114,14 +120,18 @@ class Small(SerialDrafter):
             proposal[i] = draft
         return proposal
 
-    def _reserve(self, view: DraftView) -> bool:
+    def _reserve(self, view: DraftView, asked: Container[int]) -> bool:
         """Whether there is room for all rows of a round.
 
         There is, but where requests share blocks of the target whose rows each of them had to make here: what the
-        target holds once is then held several times. Those that come too late are not drafted for.
+        target holds once is then held several times. Requests that have gone on without a draft for long make room, and
+        are taken in again when they are asked for. Of others, those that come too late are not drafted for.
         """
-        if not self._tables.has_room(view.request_id, view.anchor + view.k):
-            return False
+        idle = [request for request in self._behind if request not in asked and self._behind[request] > STALE]
+        while not self._tables.has_room(view.request_id, view.anchor + view.k):
+            if not idle:
+                return False
+            self.release(idle.pop())
         self._tables.reserve(view.request_id, view.anchor + view.k)
         return True
 
@@ -152,10 +162,12 @@ class Small(SerialDrafter):
         super().commit(accepted)
         for rows in accepted:
             self._tables.cut(rows.request_id, rows.end)
+            self._behind[rows.request_id] = rows.end - self._tables.rows(rows.request_id)
 
     def release(self, request_id: int) -> None:
         super().release(request_id)
         self._tables.release(request_id)
+        self._behind.pop(request_id, None)
 
     def keep(self, request_id: int, tokens: Sequence[int], keys: Sequence[BlockKey]) -> None:  # noqa: ARG002
         """What it has ingested so far: a prompt nobody drafted behind is not worth a pass of the model."""
