@@ -77,7 +77,8 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=os.cpu_count(), help="that will decode (%(default)s)")
     add("--drafter", required=True, action="append", help="as for `forerun generate`; repeat it")
     add("--wrong", help="folder of the dspark drafter that the always-wrong one is made of; of `embedded`: embedded")
-    add("--prompts", help="JSONL; 10,000 held-out rounds take some hundred of them")
+    add("--prompts", help="JSONL; of loads some 64")
+    add("--calibration-prompts", help="JSONL; 10,000 held-out rounds take some hundred of them (--prompts)")
     add("--out", type=Path, required=True, help="folder of everything")
     add("--only", type=_names, default=STEPS, metavar="LIST", help=f"of {','.join(STEPS)}")
     add("--concurrency", default="1,4,16,32", metavar="LIST", help="(%(default)s)")
@@ -137,7 +138,7 @@ def _all_steps(args: argparse.Namespace) -> Iterator[Step]:
     for number, drafter in enumerate(args.drafter):
         name = f"calibrate-{number}"
         amount = ("--temperature", "0,1", "--rounds", str(args.rounds), "--max-tokens", str(args.calibrated_tokens))
-        words = ["calibrate", *own, *_drafters([drafter]), *prompts, *amount]
+        words = ["calibrate", *own, *_drafters([drafter]), *_prompts(args, args.calibration_prompts), *amount]
         yield Step("calibrate", name, [*words, "--rows", str(out / f"{name}.rows"), *_json(out, name)], f"{name}.json")
     mixed = ("--mixed",) if len(args.drafter) > 1 else ()
     yield _load(args, "load", [*drafters, *mixed], args.pairs, own)
@@ -176,8 +177,10 @@ def _decoded(args: argparse.Namespace) -> list[str]:
     return ["--max-tokens", str(args.max_tokens), "--ignore-eos"]
 
 
-def _prompts(args: argparse.Namespace) -> list[str]:
-    return ["--prompts", args.prompts] if args.prompts else []
+def _prompts(args: argparse.Namespace, others: str | None = None) -> list[str]:
+    """Those of `--prompts`, unless a step has others; none: the package's own."""
+    named = others or args.prompts
+    return ["--prompts", named] if named else []
 
 
 def _drafters(names: Sequence[str]) -> list[str]:

@@ -63,6 +63,13 @@ def test_a_command_is_run_once_and_again_with_other_words(tmp_path: Path, comman
     assert commands == []
     assert main([*run, "--pairs", "8"]) == 0
     assert [words[0] for words in commands] == ["bench", "bench", "compare"]
+    commands.clear()
+    assert main([*run, "--pairs", "8", "--prompts", "few.jsonl", "--calibration-prompts", "many.jsonl"]) == 0
+    read = [(words[0], words[words.index("--prompts") + 1]) for words in commands if "--prompts" in words]
+    assert {prompts for name, prompts in read if name == "calibrate"} == {"many.jsonl"}
+    assert {(name, prompts) for name, prompts in read if name != "calibrate"} == {
+        (name, "few.jsonl") for name in ("bench", "compare", "verify")
+    }
 
 
 def test_what_was_stopped_is_no_result(tmp_path: Path, commands: list[list[str]], monkeypatch, capsys) -> None:

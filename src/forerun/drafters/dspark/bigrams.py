@@ -1,8 +1,8 @@
 """A Markov head that begins with the pairs of the text, before the first step of the training.
 
 Its tables are small numbers at the start and a learning rate that suits the layers hardly moves them. Fitting the head
-by itself to the pairs takes a minute or two, as nothing but the head is computed, and gives the later positions something
-to begin with (Qwen2.5-Coder 0.5B, before the first step: acceptance 0.17 to 0.23 at positions 2 to 5, where the backbone
+by itself to the pairs takes a minute or two, as nothing but the head is computed, and gives the later positions a
+beginning (Qwen2.5-Coder 0.5B, before the first step: acceptance 0.17 to 0.23 at positions 2 to 5, where the backbone
 without it has 0.03 to 0.05; docs/benchmarks/qwen-starts.md).
 """
 
