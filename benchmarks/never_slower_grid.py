@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from forerun.bench.load.arrivals import Load
 from forerun.bench.simulate.specs import PLAIN, parse_drafters, parse_way
@@ -54,20 +54,30 @@ def system(verify: Mapping[int, float], drafts: Mapping[str, DraftCost]) -> Syst
 
 # ------------------------------------------------------------------------------------------------------------- the grid
 
+
+class Subject(NamedTuple):
+    """Drafters of a cell, and what they draft for."""
+
+    drafts: Mapping[str, DraftCost]
+    text: str
+    """What `forerun simulate --drafter` takes, for an acceptance {0}."""
+    lengths: Lengths = Lengths((50, 150), (150, 300))
+
+
 DSPARK, NGRAM = serial(0.15, 0.01, follow=0.001), serial(1e-4, 0.0)
 DRAFTERS = {
-    "small": ({"small": serial(0.1, 0.1, follow=0.001)}, "small:{0}:k=5"),
-    "dspark": ({"dspark": DSPARK}, "dspark:{0}:k=5"),
-    "ngram": ({"ngram": NGRAM}, "ngram:{0}:k=5:match=0.35"),
-    "mixed": ({"ngram": NGRAM, "dspark": DSPARK}, "ngram:{0}:k=5:match=0.35+dspark:{0}:k=5"),
+    "small": Subject({"small": serial(0.1, 0.1, follow=0.001)}, "small:{0}:k=5"),
+    "small-reads": Subject({"small": serial(0.1, 0.1, follow=0.025)}, "small:{0}:k=5", Lengths((300, 900), (20, 120))),
+    "dspark": Subject({"dspark": DSPARK}, "dspark:{0}:k=5"),
+    "ngram": Subject({"ngram": NGRAM}, "ngram:{0}:k=5:match=0.35"),
+    "mixed": Subject({"ngram": NGRAM, "dspark": DSPARK}, "ngram:{0}:k=5:match=0.35+dspark:{0}:k=5"),
 }
-"""{name: costs, and what `forerun simulate --drafter` takes, for an acceptance {0}}."""
+"""`small-reads` has long prompts to read before it drafts the first token of a short answer."""
 ACCEPTANCES = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9)
 REQUESTS = (1, 4, 16, 32)
 """At once, each replaced when it ends."""
 POLICIES = ("delayed", "prefix")
 FIXED = ("fixed:1", "fixed:2", "fixed:3", "fixed:5")
-LENGTHS = Lengths((50, 150), (150, 300))
 ALWAYS_WRONG_BAR = 0.95
 """Speed of plain decoding that is asked where nothing is ever accepted: to find that out is not free."""
 
@@ -119,21 +129,22 @@ def simulated(cell: Cell, way: str, effort: float) -> Row:
     Raises:
         OptionError: `effort` is not positive.
     """
-    drafts, text = DRAFTERS[cell.drafter]
+    drafts, text, lengths = DRAFTERS[cell.drafter]
     loaded, load = parse_drafters((text.format(cell.acceptance),)), Load(concurrency=cell.requests)
-    plan = Plan(system(CURVES[cell.curve], drafts), loaded, (), [load], LENGTHS, seeds=(cell.seed,), effort=effort)
+    plan = Plan(system(CURVES[cell.curve], drafts), loaded, (), [load], lengths, seeds=(cell.seed,), effort=effort)
     return run(plan, loaded[0], load, parse_way(way), cell.seed)
 
 
 @cache
-def _plain_speed(curve: str, requests: int, seed: int, effort: float) -> float:
-    """That of every drafter and acceptance: without drafts they have the same texts."""
-    return speed(simulated(Cell(curve, "ngram", 0.0, requests, seed=seed), PLAIN, effort))
+def _plain_speed(curve: str, lengths: Lengths, requests: int, seed: int, effort: float) -> float:
+    """That of every drafter and acceptance: without drafts texts of the same lengths are the same."""
+    drafter = next(name for name, subject in DRAFTERS.items() if subject.lengths == lengths)
+    return speed(simulated(Cell(curve, drafter, 0.0, requests, seed=seed), PLAIN, effort))
 
 
 def baselines(cell: Cell, effort: float) -> dict[str, float]:
     """Tokens a second of plain decoding and of each fixed K."""
-    plain = _plain_speed(cell.curve, cell.requests, cell.seed, effort)
+    plain = _plain_speed(cell.curve, DRAFTERS[cell.drafter].lengths, cell.requests, cell.seed, effort)
     return {PLAIN: plain} | {way: speed(simulated(cell, way, effort)) for way in FIXED}
 
 

@@ -177,18 +177,23 @@ def _margins(rows: Sequence[Row]) -> str:
 
 def _conditions(effort: float) -> str:
     """Machines, drafters, acceptances and texts, as a list."""
-    prompt, output = grid.LENGTHS.prompt, grid.LENGTHS.output
     curves = [f"`{name}` {', '.join(f'{n}: {cost:g}' for n, cost in c.items())}" for name, c in grid.CURVES.items()]
-    drafters = [f"`{name}` (`{text.format('ACCEPTANCE')}`)" for name, (_, text) in grid.DRAFTERS.items()]
+    drafters = [
+        f"`{name}` (`{one.text.format('ACCEPTANCE')}`, prompts of {_range(one.lengths.prompt)} tokens, answers of "
+        f"{_range(one.lengths.output)})"
+        for name, one in grid.DRAFTERS.items()
+    ]
     return "\n".join(
         [
             "- machines, as rows of a step and its cost in plain steps of one row: " + "; ".join(curves),
-            "- drafters, as `forerun simulate --drafter` takes them: "
-            + ", ".join(drafters)
-            + "; what their calls cost",
-            "  is in `benchmarks/never_slower_grid.py`",
+            f"- drafters, as `forerun simulate --drafter` takes them, and their texts: {'; '.join(drafters)};",
+            "  what their calls cost is in `benchmarks/never_slower_grid.py`",
             f"- acceptance at every position, averaged over texts, which differ: {_prose(grid.ACCEPTANCES)}",
             f"- requests at once, each replaced when it ends: {_prose(grid.REQUESTS)}",
-            f"- prompts of {prompt[0]} to {prompt[1]} tokens, outputs of {output[0]} to {output[1]}; effort {effort:g}",
+            f"- effort {effort:g}",
         ]
     )
+
+
+def _range(bounds: tuple[int, int]) -> str:
+    return f"{bounds[0]} to {bounds[1]}"

@@ -60,7 +60,7 @@ def test_the_page_of_one_cell(tmp_path: Path) -> None:
     assert shown["over_best_fixed"] == round(row["tokens_per_second"] / best, 4)
     assert shown["margin"] == min(shown["over_plain"], shown["over_best_fixed"])
     text = page.read_text()
-    assert "1 of 576 cells" in text
+    assert "1 of 720 cells" in text
     assert f"| `prefix` | `ngram` | {shown['margin']:.3f} |" in text
     assert "--effort 0.01 --seeds 0 --policies prefix --drafters ngram --requests 1 --curves int4" in text
     assert "](rows.json)" in text
