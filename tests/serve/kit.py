@@ -325,6 +325,19 @@ def seen(reply: Reply, fields: Mapping[str, Any], stream: bool) -> dict[str, Any
     }
 
 
+def difference(found: Any, want: Any, tolerance: float = 0.0, where: str = "answer") -> str:
+    """The first place where two documents differ, numbers that are no integers by more than a tolerance; "": none."""
+    if isinstance(found, float) and isinstance(want, float):
+        return "" if abs(found - want) <= tolerance else f"{where}: {found} and {want}"
+    if isinstance(found, dict) and isinstance(want, dict) and found.keys() == want.keys():
+        pairs = [(f"{where}.{name}", found[name], want[name]) for name in found]
+    elif isinstance(found, list) and isinstance(want, list) and len(found) == len(want):
+        pairs = [(f"{where}[{index}]", *pair) for index, pair in enumerate(zip(found, want, strict=True))]
+    else:
+        return "" if found == want else f"{where}: {found!r} and {want!r}"
+    return next((said for place, *two in pairs if (said := difference(*two, tolerance, place))), "")
+
+
 def counted(usage: dict[str, Any]) -> dict[str, Any]:
     """`usage` without what it owes to earlier requests: where tokens came from, not which there are."""
     return {name: value for name, value in usage.items() if name != "prompt_tokens_details"}

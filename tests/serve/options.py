@@ -8,8 +8,14 @@ from typing import get_args
 from pydantic import BaseModel
 
 from forerun.serve.schemas import ChatRequest, CompletionRequest
+from forerun.target.table import PLAIN_TEMPLATE
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+DRAFTERS = ["vanilla", "ngram", "small", "dspark", "dspark+lookup"]
+TEMPLATE = (
+    "{{ documents[0].text if documents }}{{ '~' if enable_thinking is false }}{{ reasoning_effort }}" + PLAIN_TEMPLATE
+)
+"""Reads every field that may reach a template."""
 PROMPT = "abcabcab xyxy"
 ALPHABET = b"abcdefxyz ~12"
 """Letters of the model that the values below are made for."""

@@ -407,6 +407,28 @@ def test_other_pages_may_not_call_unless_they_are_allowed():
         assert reply.headers["access-control-allow-origin"] == "https://a.example"
 
 
+@pytest.mark.parametrize(
+    ("site_of_page", "origin", "allowed", "status"),
+    [
+        ("cross-site", "https://evil.example", (), 403),
+        ("same-site", "http://127.0.0.1:9999", (), 403),
+        ("cross-site", "https://evil.example", ("https://a.example",), 403),
+        ("cross-site", "https://a.example", ("https://a.example",), 200),
+        ("cross-site", "https://evil.example", ("*",), 200),
+        ("same-origin", "http://127.0.0.1", (), 200),
+        ("none", None, (), 200),
+    ],
+)
+def test_a_foreign_page_cannot_make_the_server_work(site_of_page, origin, allowed, status):
+    """CORS hides the answer from the page only; a body that is called text needs no preflight. Clients that are no
+    browsers say nothing of it."""
+    headers = {"content-type": "text/plain", "sec-fetch-site": site_of_page} | ({"origin": origin} if origin else {})
+    with Site(noisy_engine, allowed_origins=allowed) as site:
+        reply = site.run(site.call("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 1}, headers=headers).run())
+        assert reply.status == status
+        assert site.get("/health", **headers).status == 200
+
+
 def test_prompts_are_not_logged_unless_asked(caplog):
     """--enable-log-requests is the only way a prompt gets into a log."""
     caplog.set_level(logging.DEBUG, "forerun")

@@ -17,7 +17,7 @@ from drafters.kinds import drafting
 from forerun import Sampling
 from forerun.drafters.ngram import Ngram
 from forerun.drafters.small import Small
-from forerun.target.table import PLAIN_TEMPLATE, ByteTokenizer
+from forerun.target.table import ByteTokenizer
 from laws.pairwise import Case, pairs_of, pairwise, product
 from serve.kit import VOCAB, Call, Site, ascii_model, engine, running, seen
 from serve.options import (
@@ -25,8 +25,10 @@ from serve.options import (
     CASES,
     CHAT,
     COMPLETIONS,
+    DRAFTERS,
     ELSEWHERE,
     INNER_ELSEWHERE,
+    TEMPLATE,
     VALUES,
     WITHOUT_EFFECT,
     endpoint,
@@ -34,11 +36,6 @@ from serve.options import (
     inner_fields,
     places_in,
     request_with,
-)
-
-DRAFTERS = ["vanilla", "ngram", "small", "dspark", "dspark+lookup"]
-TEMPLATE = (
-    "{{ documents[0].text if documents }}{{ '~' if enable_thinking is false }}{{ reasoning_effort }}" + PLAIN_TEMPLATE
 )
 
 

@@ -19,11 +19,11 @@ from engine.conftest import engine_of
 from forerun.drafters.ngram import Ngram
 from forerun.drafters.small import Small
 from forerun.engine import Engine
+from forerun.serve.prompt import with_template
 from forerun.target.load import load_target
-from serve.kit import Call, Site, running, seen
-from serve.options import CASES, CHAT, COMPLETIONS, VALUES, endpoint, request_with
+from serve.kit import Call, Site, difference, running, seen
+from serve.options import CASES, CHAT, COMPLETIONS, DRAFTERS, TEMPLATE, VALUES, endpoint, request_with
 
-DRAFTERS = ["vanilla", "ngram", "small", "dspark", "dspark+lookup"]
 LETTERS = [97, 98, 99, 100, 32, 49]
 """Few and nearly as likely as each other under the bias: drafts are now right and now wrong."""
 BASE: dict[str, Any] = {"max_tokens": 14, "seed": 22, "temperature": 0.9, "verify_mode": "coupled"}
@@ -44,6 +44,7 @@ TOLERANCE = 1e-4
 
 def _make(kind: str, target_dir: Path, small_dir: Path) -> Engine:
     target = load_target(target_dir, dtype="float32", device="cpu")
+    target.tokenizer = with_template(target.tokenizer, TEMPLATE)
     counts = torch.bincount(torch.tensor(LETTERS), minlength=target.vocab_size)
     letters = {"counts": counts, "draft_vocab_size": len(LETTERS)}
     drafters = {
@@ -61,22 +62,6 @@ def sites(tiny_qwen3_dir, tiny_small_dir) -> Iterator[dict[str, Site]]:
     """One server for each drafter over the same weights."""
     with running({kind: partial(_make, kind, tiny_qwen3_dir, tiny_small_dir) for kind in DRAFTERS}) as sites:
         yield sites
-
-
-def _near(found: Any, want: Any, where: str = "") -> None:
-    """Asserts that two documents are equal but for the last digits of their log-probabilities."""
-    if isinstance(found, float) and isinstance(want, float):
-        assert abs(found - want) <= TOLERANCE, where
-    elif isinstance(found, dict) and isinstance(want, dict):
-        assert found.keys() == want.keys(), where
-        for name in found:
-            _near(found[name], want[name], f"{where}.{name}")
-    elif isinstance(found, list) and isinstance(want, list):
-        assert len(found) == len(want), where
-        for index, pair in enumerate(zip(found, want, strict=True)):
-            _near(*pair, f"{where}[{index}]")
-    else:
-        assert found == want, where
 
 
 Asked = tuple[str, Mapping[str, Any]]
@@ -103,18 +88,25 @@ def _prompt_scores(reply: Any) -> list[Any]:
     return [choice.get("prompt_logprobs") for choice in reply.json["choices"]]
 
 
-def _hold(sites: dict[str, Site], drafter: str, asked: Sequence[Asked], streams: Sequence[bool]) -> tuple[int, int]:
+def _hold(sites: dict[str, Site], drafter: str, asked: Sequence[Asked], streams: Sequence[bool]) -> tuple[float, float]:
     """These requests in one batch are as plain decoding alone; tokens that were drafted, and accepted."""
     site = sites[drafter]
     streams = [stream and "prompt_logprobs" not in fields for stream, (_, fields) in zip(streams, asked, strict=True)]
-    drafted = [site.metric(f"forerun:spec_decode_{word}_tokens_total") or 0 for word in ("verified", "accepted")]
+    before = _drafted(site)
     replies = site.in_one_batch([_call(site, *pair) for pair in zip(asked, streams, strict=True)])
     for reply, one, stream in zip(replies, asked, streams, strict=True):
         want = _plain(sites, one)
         scores = want["prompt"] if stream else _prompt_scores(reply)
-        _near({**seen(reply, one[1], stream), "prompt": scores}, want, f"{drafter} {one}")
-    found = [site.metric(f"forerun:spec_decode_{word}_tokens_total") or 0 for word in ("verified", "accepted")]
-    return int(found[0] - drafted[0]), int(found[1] - drafted[1])
+        found = {**seen(reply, one[1], stream), "prompt": scores}
+        assert difference(found, want, TOLERANCE) == "", one
+    verified, accepted = (now - then for now, then in zip(_drafted(site), before, strict=True))
+    return verified, accepted
+
+
+def _drafted(site: Site) -> tuple[float, float]:
+    """Tokens verified and accepted so far."""
+    verified, accepted = (site.metric(f"forerun:spec_decode_{word}_tokens_total") for word in ("verified", "accepted"))
+    return verified or 0, accepted or 0
 
 
 def _request(path: str, fields: Mapping[str, Any]) -> Asked:

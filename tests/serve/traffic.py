@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from serve.kit import Reply, joined, seen
+from serve.kit import Reply, difference, joined, seen
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 JSON = "application/json"
@@ -103,7 +104,12 @@ class Plan:
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"content-type": JSON if self.raw is None else self.raw[1]}
+        return {"content-type": JSON if self.raw is None else self.raw[1], "x-request-id": self.id}
+
+    @property
+    def id(self) -> str:
+        """Under which it is served."""
+        return f"plan.{self.number}"
 
     @property
     def determined(self) -> bool:
@@ -169,7 +175,8 @@ def references(made: Sequence[Plan]) -> dict[str, Plan]:
     for plan in made:
         if plan.raw is None and plan.param is None and plan.determined:
             fields = {**plan.fields, "return_token_ids": True}
-            asked[plan.key] = _changed(plan, conduct="stays", fields=fields, stream=False, speculative=False)
+            whole = {"conduct": "stays", "stream": False, "speculative": False}
+            asked[plan.key] = _changed(plan, number=-1 - plan.number, fields=fields, **whole)
     return asked
 
 
@@ -214,10 +221,12 @@ class Judge:
     Args:
         want: right answers by `Plan.key`, as `seen` gives them.
         decode: text of ids; None: not compared.
+        tolerance: by how much log-probabilities may differ.
     """
 
     want: Mapping[str, Mapping[str, Any]]
     decode: Callable[[Sequence[int]], str] | None = None
+    tolerance: float = 0.0
     ends: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
 
@@ -236,6 +245,7 @@ class Judge:
             self._holds_so_far(plan, reply)
             return "left"
         assert reply.whole, "it was cut, or answered twice"
+        assert reply.headers["x-request-id"] == plan.id
         if reply.status != 200:
             return self._refused(plan, reply)
         assert plan.raw is None
@@ -277,23 +287,22 @@ class Judge:
         if plan.fields.get("return_token_ids"):
             _counts(plan, answer)
             self._texts(plan, answer)
+        _formed(plan, answer)
         want = self.want.get(plan.key)
         if want is not None:
             given = {name for name in want if name != "seed" or "seed" in plan.fields}
             given -= set() if plan.fields.get("return_token_ids") else {"ids"}
-            assert {name: answer[name] for name in given} == {name: want[name] for name in given}
+            two = ({name: one[name] for name in given} for one in (answer, want))
+            assert difference(*two, self.tolerance) == ""
 
     def _texts(self, plan: Plan, answer: Mapping[str, Any]) -> None:
         """No token is lost or shown twice: the text is that of the ids, up to what ended it."""
         if self.decode is None:
             return
-        several = plan.fields.get("n", 1)
-        prompts = plan.fields.get("prompt")
-        for index, (text, ids) in enumerate(zip(answer["texts"], answer["ids"], strict=True)):
-            if plan.fields.get("echo"):
-                prompt = prompts if isinstance(prompts, str) else prompts[index // several]
-                assert text.startswith(prompt)
-                text = text[len(prompt) :]
+        for index, (shown, ids) in enumerate(zip(answer["texts"], answer["ids"], strict=True)):
+            echoed = _echoed(plan, index)
+            assert shown.startswith(echoed)
+            text = shown[len(echoed) :]
             full, stop = self.decode(ids or []), answer["stop_reason"][index]
             if not isinstance(stop, str):
                 assert text == full
@@ -304,19 +313,29 @@ class Judge:
                 assert full.startswith(text + stop)
 
     def _holds_so_far(self, plan: Plan, reply: Reply) -> None:
-        """What has come of an answer that was not waited for, or that broke, is the beginning of the right one."""
+        """What has come of an answer that was not waited for, or that broke, is the beginning of a right one."""
         if not plan.stream or reply.status != 200:
             return
-        events = list(_complete_events(reply))
-        want = self.want.get(plan.key)
-        for index in range(len(want["texts"]) if want is not None else 0):
-            had = joined([event for event in events if "choices" in event], index)
-            text = had["content"] if plan.path == CHAT else had["text"]
-            assert want["texts"][index].startswith(text)
-            ids = had["token_ids"]
-            assert (want["ids"][index] or [])[: len(ids)] == ids
-            assert _begins(had["logprobs"], want["logprobs"][index])
-            assert not had["finish_reason"] or had["finish_reason"] == want["finish_reason"][index]
+        events = [event for event in _complete_events(reply) if "choices" in event]
+        for index in {choice["index"] for event in events for choice in event["choices"]}:
+            had = joined(events, index)
+            text, ids = had["content"] if plan.path == CHAT else had["text"], had["token_ids"]
+            if self.decode is not None and ids and not had["stop_reason"]:
+                assert self.decode(ids).startswith(text[len(_echoed(plan, index)) :])
+            if plan.key in self.want:
+                want = {name: values[index] for name, values in self.want[plan.key].items() if name != "usage"}
+                assert want["texts"].startswith(text)
+                assert (want["ids"] or [])[: len(ids)] == ids
+                assert difference(had["logprobs"], _first(want["logprobs"], had["logprobs"]), self.tolerance) == ""
+                assert had["finish_reason"] in (None, want["finish_reason"])
+
+
+def _echoed(plan: Plan, index: int) -> str:
+    """The text that a choice repeats in front of its own."""
+    if not plan.fields.get("echo"):
+        return ""
+    prompt = plan.fields["prompt"]
+    return prompt if isinstance(prompt, str) else prompt[index // plan.fields.get("n", 1)]
 
 
 def _last_error(reply: Reply) -> dict[str, Any] | None:
@@ -364,11 +383,17 @@ def _counts(plan: Plan, answer: Mapping[str, Any]) -> None:
             assert shown == size + (usage["prompt_tokens"] if plan.fields.get("echo") else 0)
 
 
-def _begins(part: Any, whole: Any) -> bool:
-    """Whether log-probabilities are the first ones of others."""
-    if part is None:
-        return True
-    return all(
-        items is None or (whole[name] is not None and whole[name][: len(items)] == items)
-        for name, items in part.items()
-    )
+def _formed(plan: Plan, answer: Mapping[str, Any]) -> None:
+    """What ended by itself has the form that was asked for."""
+    for text, reason in zip(answer["texts"], answer["finish_reason"], strict=True):
+        if reason == "stop" and "response_format" in plan.fields:
+            assert isinstance(json.loads(text), dict)
+        if reason == "stop" and "structured_outputs" in plan.fields:
+            assert re.fullmatch(plan.fields["structured_outputs"]["regex"], text)
+
+
+def _first(scores: Any, had: Any) -> Any:
+    """As many log-probabilities as were had."""
+    if had is None:
+        return None
+    return {name: None if had[name] is None else items[: len(had[name])] for name, items in scores.items()}

@@ -68,9 +68,9 @@ def create_app(
     for kind in (ApiError, ForerunError, Exception):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http)
-    app.add_middleware(Entrance, keys=chosen.api_key, open_page=page is not None)
-    if chosen.allowed_origins:
-        origins = list(chosen.allowed_origins)
+    origins = list(chosen.allowed_origins)
+    app.add_middleware(Entrance, keys=chosen.api_key, origins=origins, open_page=page is not None)
+    if origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     if page is not None:
         add_page(app, page, needs_key=bool(chosen.api_key))

@@ -1,4 +1,4 @@
-"""What every request passes first: the key, and an id of its own. Plain ASGI: streams are not buffered."""
+"""What every request passes first: where it comes from, the key, and an id of its own. Plain ASGI: streams are not buffered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,6 +16,10 @@ from forerun.serve.exchange import error_response
 OPEN = frozenset({"/health", "/version"})
 """Routes without a key: probes have none."""
 ID_HEADER = "x-request-id"
+_READ = frozenset({b"authorization", b"origin", b"sec-fetch-site", ID_HEADER.encode()})
+
+CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+"""Methods that make the server do something."""
 
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
@@ -26,24 +30,30 @@ def is_id(text: str) -> bool:
 
 
 class Entrance:
-    """Checks `Authorization: Bearer KEY`; answers with the id of the request.
+    """Checks `Authorization: Bearer KEY`, and that no foreign page asks; answers with the id of the request.
+
+    A browser sends what any page asks, also to a server that listens to its own machine alone; CORS keeps the page from
+    the answer, not the server from the work. Browsers say of each request whether its page is another's
+    (`Sec-Fetch-Site`, https://www.w3.org/TR/fetch-metadata/); other clients say nothing and are let in.
 
     Args:
         app: what stands behind.
         keys: any of them opens; none: everything is open.
+        origins: pages elsewhere that may ask; `*`: any.
         open_page: whether the page at `/`, which asks for the key itself, is served without one.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str] = (), open_page: bool = False):
+    def __init__(self, app: ASGIApp, keys: Sequence[str] = (), origins: Sequence[str] = (), open_page: bool = False):
         self._app = app
         self._keys = [_digest(key.encode()) for key in keys]
+        self._origins = frozenset(origins)
         self._open_page = open_page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = {name: value for name, value in scope["headers"] if name in (b"authorization", ID_HEADER.encode())}
+        given = {name: value for name, value in scope["headers"] if name in _READ}
         own = given.get(ID_HEADER.encode(), b"").decode("latin-1")
         number = own if is_id(own) else secrets.token_hex(16)
         scope["state"] = {**scope.get("state", {}), "request_id": number}
@@ -54,6 +64,12 @@ class Entrance:
                 message = {**message, "headers": headers}
             await send(message)
 
+        if self._is_foreign(scope["method"], given):
+            foreign = ApiError(
+                403, "pages of other sites may not ask this server; --allowed-origins names those that may"
+            )
+            await error_response(foreign)(scope, receive, answer)
+            return
         kind, _, key = given.get(b"authorization", b"").partition(b" ")
         digest = _digest(key.strip()) if self._keys else b""
         if self._lets_in(scope, kind, digest):
@@ -66,6 +82,11 @@ class Entrance:
             401, "a valid key is needed: Authorization: Bearer KEY", code="invalid_api_key", headers=headers
         )
         await error_response(refused)(scope, receive, answer)
+
+    def _is_foreign(self, method: str, given: Mapping[bytes, bytes]) -> bool:
+        if method not in CHANGING or given.get(b"sec-fetch-site") not in (b"cross-site", b"same-site"):
+            return False
+        return "*" not in self._origins and given.get(b"origin", b"").decode("latin-1") not in self._origins
 
     def _lets_in(self, scope: Scope, kind: bytes, digest: bytes) -> bool:
         path = scope["path"]
