@@ -1,4 +1,4 @@
-"""What every request passes first: where it comes from, the key, and an id of its own. Plain ASGI: streams are not buffered."""
+"""What every request passes first: its origin, the key, and an id of its own. Plain ASGI: streams are not buffered."""
 
 from __future__ import annotations
 
