@@ -136,3 +136,16 @@ def test_lines_break_where_nothing_was_read(run):
     levels = """(() => { const h = new m.History(300, 4), seen = (at) => ({ generated: 0, steps: 0, running: at });
       for (const at of [0, 2, 100, 102]) h.add(at, seen(at)); return h.levels((v) => v.running); })()"""
     assert run("prometheus", levels) == [[0, 0], [2, 2], [100, None], [100, 100], [102, 102]]
+
+
+def test_a_line_break_is_marked_where_it_is(run):
+    """Within a token, before each break; the mark is no text, so that what is copied is the answer."""
+    made = run(
+        "answer",
+        """(() => {
+          const view = new m.TokenView(document.createElement('div'));
+          const node = view.element({ id: 1, text: '):\\n\\n  ', source: 'plain' }, 0);
+          return [node.textContent, [...node.childNodes].map((child) => child.className ?? child.textContent)];
+        })()""",
+    )
+    assert made == ["):\n\n  ", ["):", "break", "\n", "break", "\n  "]]

@@ -63,6 +63,26 @@ def test_without_drafts_every_token_is_plain(visit, served):
     assert "plain" in page.locator(f"{ANSWER} header").inner_text()
 
 
+def test_without_a_drafter_nothing_is_said_to_be_speculative(visit, served):
+    """The switch is off and cannot be moved; an answer is called plain."""
+
+    def bare(route):
+        answer = route.fetch()
+        route.fulfill(response=answer, json={**answer.json(), "speculative_config": []})
+
+    page = visit(served).page
+    page.route("**/server_info", bare)
+    page.reload()
+    until_ready(page)
+    assert page.locator("#speculative").is_disabled()
+    assert not page.locator("#speculative").is_checked()
+    ask(page, tokens="4")
+    page.wait_for_selector(DONE)
+    words = page.locator(f"{ANSWER} header .badge").all_inner_texts()
+    assert "plain" in words
+    assert "speculative" not in words
+
+
 def test_a_token_says_how_sure_the_drafter_was(visit, served):
     """On hover and on focus; arrows go from token to token; the answer is one stop of the tab key."""
     page = until_ready(visit(served).page)

@@ -127,12 +127,8 @@ export class TokenView {
   }
 
   element(token, place) {
-    const kind = ["token", token.source, token.special ? "special" : "", token.text.includes("\n") ? "breaks" : ""];
-    const node = h(
-      "span",
-      { class: kind.join(" "), tabindex: place === 0 ? 0 : -1, "data-place": place },
-      token.text,
-    );
+    const kind = ["token", token.source, token.special ? "special" : ""].join(" ");
+    const node = h("span", { class: kind, tabindex: place === 0 ? 0 : -1, "data-place": place }, ...marked(token.text));
     if (typeof token.confidence === "number") node.style.setProperty("--confidence", token.confidence.toFixed(3));
     return node;
   }
@@ -153,6 +149,11 @@ export class TokenView {
     const token = this.tokens[Number(node.dataset?.place)];
     if (token) showTip(node, token);
   }
+}
+
+/** A text with a mark before each line break, which is no text itself: it is not copied. */
+function marked(text) {
+  return text.split(/(?=\n)/).flatMap((part) => (part[0] === "\n" ? [h("span", { class: "break" }), part] : [part]));
 }
 
 /** What is known about a token, as lines. */

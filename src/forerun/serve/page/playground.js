@@ -43,7 +43,10 @@ export function know(info) {
   }
   known = true;
   const drafters = info.speculative_config.map((one) => one.name).filter((name) => name !== "vanilla");
-  $("speculative").disabled = !drafters.length;
+  if ($("speculative").disabled !== !drafters.length) {
+    $("speculative").disabled = !drafters.length; // at the first look, or another server than before
+    $("speculative").checked = drafters.length > 0;
+  }
   show($("no-drafter"), !drafters.length);
   fillSelect($("drafter"), [["", "all of them"], ...drafters.map((name) => [name, name])]);
   $("draft-length").placeholder = info.num_speculative_tokens ?? "–";
@@ -245,7 +248,7 @@ class Card {
 }
 
 function badges(kind, body) {
-  const drafting = body.speculative === false ? "plain" : "speculative";
+  const drafting = body.speculative === false || $("speculative").disabled ? "plain" : "speculative";
   const k = body.speculative?.max_draft;
   const words = [
     kind,
