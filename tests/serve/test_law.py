@@ -27,9 +27,10 @@ from forerun.drafters.small import Small
 from forerun.engine import judge
 from forerun.engine.request import Request
 from forerun.sampling import Row
+from forerun.target.table import ByteTokenizer
 from laws import naive
 from serve.kit import VOCAB, Site, ascii_model, engine
-from serve.options import ALPHABET, CASES, COMPLETIONS, VALUES, endpoint, request_with
+from serve.options import ALPHABET, CASES, COMPLETIONS, TEMPLATE, VALUES, endpoint, request_with
 
 SAMPLES, FEWER = 1024, 384
 ALARM = 1e-3
@@ -42,7 +43,7 @@ Text = tuple[int, ...]
 
 
 def _model(seed: int = 0):
-    return ascii_model(seed, eos_level=3, gap=0.8, alphabet=ALPHABET)
+    return ascii_model(seed, eos_level=3, gap=0.8, alphabet=ALPHABET, tokenizer=ByteTokenizer(TEMPLATE))
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,10 @@ def _drawn(site: Site, option: str, value: object, samples: int) -> tuple[Counte
             counts.update(tuple(choice["token_ids"][:LENGTH]) for choice in reply.json["choices"])
     finally:
         del site.engine.start
-    assert all(request.verify_mode == "rejection" for request in made)
+    asked = (
+        value.get("verify_mode", "rejection") if option == "speculative" and isinstance(value, dict) else "rejection"
+    )
+    assert {request.verify_mode for request in made} == {asked}
     return counts, made[0]
 
 
