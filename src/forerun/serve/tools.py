@@ -9,6 +9,7 @@ import secrets
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from forerun.serve.calls import (
@@ -178,7 +179,7 @@ class ToolCalls:
         if begin is None:  # a call is the whole answer, told by its first brace
             return Grammar.own("tools", self._llama3_start() + self.notation.grammar(lax, True, self._mark))
         heads = [f"head_{i}" for i, _ in enumerate(self._spellings(begin))]
-        other = self._other_tokens()
+        other = self._other_tokens
         rules = [
             f"start: (calls{other and f' | TEXT {other}'})* TEXT",
             r"TEXT: /(.|\n)*/",
@@ -191,7 +192,7 @@ class ToolCalls:
 
     def _llama3_start(self) -> str:
         """What Llama's reader takes for the beginning of a call begins one; any other answer is free."""
-        tag, other = self._special(PYTHON_TAG), self._other_tokens()
+        tag, other = self._special(PYTHON_TAG), self._other_tokens
         tagged = "calls" if tag is None else f"<[{tag}]>? calls"
         return rf"""start: {tagged} | BLANK | TEXT {other and f"({other} ANY)*"}
 BLANK: /[ \t\r\n]*/
@@ -199,6 +200,7 @@ ANY: /(.|\n)*/
 TEXT: /(?s:.*)/ & ~BLANK & ~/[ \t\r\n]*(\{{|<\|python_tag\|>)(?s:.*)/
 """
 
+    @cached_property
     def _other_tokens(self) -> str:
         """Tokens that are no text to the grammar's library and mark no call, as one symbol; empty: there are none. They
         are the special ones and those that are written like a tag."""
