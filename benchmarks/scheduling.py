@@ -40,8 +40,8 @@ CALIBRATED_TOGETHER = 8
 """Requests that `calibrate` decodes together."""
 MISSING = 3
 """Exit code of `judge` where a claim was not measured."""
-DONE = (0, 1)
-"""Exit codes of a command that came to its end; 1: a claim has failed, which `judge` says too."""
+DONE = (0, 1, 3)
+"""Exit codes of a command that came to its end; 1: a claim has failed, 3: it is not proven, which `judge` says too."""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -184,6 +184,11 @@ def test_what_was_not_measured_does_not_hold(tmp_path: Path, name: str) -> None:
     assert code_of(tmp_path, files) == 3
 
 
+def test_a_certificate_of_nothing_does_not_hold(tmp_path: Path) -> None:
+    files = measured() | {"verify.json": {"lossless": False, "verdict": "not proven"}}
+    assert code_of(tmp_path, files) == 3
+
+
 @pytest.mark.parametrize("what", ["rounds", "pairs", "load", "drafter"])
 def test_too_little_does_not_hold(tmp_path: Path, what: str) -> None:
     """Fewer rounds, pairs, loads or drafters than a claim asks for: neither does anything fail by them."""
