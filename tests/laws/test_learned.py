@@ -40,16 +40,19 @@ class _Given(Noise):
 QUICK = {
     ("dflash", "hot, filtered"), ("dspark", "penalties"), ("dspark-rnn", "cold"),
     ("dspark-pruned", "plain"), ("dspark-pruned copying", "plain"), ("dflash copying", "hot, filtered"),
-    ("eagle3 copying", "penalties"), ("eagle", "plain"), ("eagle3", "hot, filtered"), ("eagle3-pruned", "greedy"),
+    ("dspark-pruned copying a prediction", "plain"), ("eagle3 copying", "penalties"), ("eagle", "plain"),
+    ("eagle3", "hot, filtered"), ("eagle3-pruned", "greedy"),
 }  # fmt: skip
 """Every kind and every option once; the rest of the product runs with the slow tests."""
+
+COPYING = ("dspark-pruned copying", "dspark-pruned copying a prediction", "dflash copying", "eagle3 copying")
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
     [
         pytest.param(name, options, marks=() if (name, options) in QUICK else pytest.mark.slow)
-        for name in [*SETTINGS, "dspark-pruned copying", "dflash copying", "eagle3 copying"]
+        for name in [*SETTINGS, *COPYING]
         for options in OPTIONS
     ],
 )
@@ -58,6 +61,7 @@ def test_output_has_exactly_the_targets_law(name, options):
     sampling = Sampling(**OPTIONS[options])
     logits = logits_of("history", "target", V)
     target = TableTarget(logits, V, window=32)
+    prediction = (1, 2, 0, 1, 1) if "prediction" in name else ()
     pruned = {"draft_vocab_size": V - 1} if "pruned" in name else {}
     drafter = drafting(name, target, scale=0.6, **pruned)
 
@@ -68,7 +72,7 @@ def test_output_has_exactly_the_targets_law(name, options):
         give(drafter, prefix, 0, len(prefix) - 1)
         view = DraftView(
             request_id=1, tokens=prefix, prompt_length=len(PROMPT), k=2, sampling=sampling, end_ids=frozenset(),
-            noise=_Given(uniforms), verify_mode="rejection",
+            noise=_Given(uniforms), verify_mode="rejection", prediction=prediction,
         )  # fmt: skip
         return drafter.propose([view], lambda view, k, confidence: True)[0]
 

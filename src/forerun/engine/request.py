@@ -28,7 +28,8 @@ class Completion:
     stop_reason: int | str | None
     """None for end-of-sequence and length, the stop id, or the matched string."""
     seed: int
-    """Reproduces this sample alone, with n = 1."""
+    """Of its noise. In coupled mode, or without drafts, it gives this sample again, alone and with n = 1; in rejection
+    mode the draws depend on what was drafted too."""
     from_draft: list[bool]
     """For each token, whether it was an accepted draft token."""
     logprobs: list[TokenLogprob] | None
