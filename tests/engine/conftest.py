@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -13,7 +16,7 @@ from forerun.drafters.config import SpeculativeConfig
 from forerun.drafters.fake import Coin, Never, Oracle, Shift
 from forerun.drafters.ngram import Ngram
 from forerun.drafters.small import Small
-from forerun.engine import Completion, Engine, EngineOptions
+from forerun.engine import AsyncEngine, Completion, Engine, EngineOptions
 from forerun.engine.load import load_drafters
 from forerun.engine.propose import LoadedDrafter
 from forerun.engine.reference import decode
@@ -34,6 +37,20 @@ def engine_of(target: Target, *drafters: Drafter, **options: object) -> Engine:
     small = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "kv_cache_memory_bytes": memory}
     chosen = EngineOptions.of({**small, **options})
     return Engine(target, load_drafters(list(drafters), target, chosen), chosen)
+
+
+@asynccontextmanager
+async def all_at_once(engine: AsyncEngine, count: int) -> AsyncIterator[None]:
+    """The engine's thread begins nothing that is asked within before so many calls have come."""
+    held, release = threading.Event(), threading.Event()
+    holding = asyncio.ensure_future(engine.call(lambda: (held.set(), release.wait(30))))
+    try:
+        yield
+        while not held.is_set() or engine._commands.qsize() < count:
+            await asyncio.sleep(0.001)
+    finally:
+        release.set()
+        await holding
 
 
 def configured(target: Target, drafter: Drafter, config: dict[str, object], **options: object) -> Engine:

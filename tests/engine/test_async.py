@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 import pytest
 
-from engine.conftest import drafter_of, engine_of, plain, same
+from engine.conftest import all_at_once, drafter_of, engine_of, plain, same
 from forerun import AsyncEngine, Sampling
 from forerun.drafters.ngram import Ngram
 from forerun.engine import aio
@@ -173,13 +173,8 @@ def test_a_broken_step_fails_what_runs_and_the_engine_lives():
                 return choose(plan)
 
             core.admission.choose = broken
-            all_there = threading.Event()
-            holding = asyncio.ensure_future(engine.call(all_there.wait))
-            jobs = [asyncio.create_task(engine.generate([i, 1], GREEDY)) for i in range(3)]
-            while engine._commands.qsize() < len(jobs):
-                await asyncio.sleep(0.001)
-            all_there.set()
-            await holding
+            async with all_at_once(engine, 3):
+                jobs = [asyncio.create_task(engine.generate([i, 1], GREEDY)) for i in range(3)]
             done = await asyncio.gather(*jobs, return_exceptions=True)
             assert all(isinstance(one, AssertionError) for one in done), done
             assert len((await engine.generate([1, 2], GREEDY))[0].token_ids) == 15

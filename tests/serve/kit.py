@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Self
 
-from engine.conftest import engine_of
+from engine.conftest import all_at_once, engine_of
 from forerun.drafters.base import Drafter
 from forerun.drafters.ngram import Ngram
 from forerun.drafters.small import Small
@@ -284,15 +284,8 @@ class Site:
         """Several requests, of which none begins before all are there: the engine's thread is held until then."""
 
         async def all_of_them() -> list[Reply]:
-            engine, held, release = self.server.service.engine, threading.Event(), threading.Event()
-            holding = asyncio.ensure_future(engine.call(lambda: (held.set(), release.wait(30))))
-            running = [asyncio.ensure_future(call.run()) for call in calls]
-            try:
-                while not held.is_set() or engine._commands.qsize() < len(calls):
-                    await asyncio.sleep(0.001)
-            finally:
-                release.set()
-            await holding
+            async with all_at_once(self.server.service.engine, len(calls)):
+                running = [asyncio.ensure_future(call.run()) for call in calls]
             return list(await asyncio.gather(*running))
 
         return self.run(all_of_them())

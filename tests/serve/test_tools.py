@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,24 +124,30 @@ def test_a_call_the_model_makes_by_itself_is_told_apart(notation):
         assert site.chat(**fields)["choices"][0]["message"]["content"] == said
 
 
-def test_marks_that_are_special_tokens(tiny_qwen3_dir, tmp_path):
-    """Where a tokenizer has the marks as special tokens, those are what must come and what is read, though special
-    tokens are not shown otherwise."""
+def _marked(model: Path, folder: Path, template: str, tokens: list[str], **options: Any):
+    """A tokenizer with these tokens added, and how an engine is made that has it in place of its model's own."""
     from transformers import AutoTokenizer
 
     from forerun.engine import Engine
     from forerun.target.other_tokenizer import other_tokenizer
 
-    inner = AutoTokenizer.from_pretrained(tiny_qwen3_dir)
-    inner.add_tokens(["[TOOL_CALLS]", "[ARGS]"], special_tokens=True)
-    inner.chat_template = _template("mistral, named")
-    inner.save_pretrained(tmp_path)
+    inner = AutoTokenizer.from_pretrained(model)
+    inner.add_tokens(tokens, **options)
+    inner.chat_template = _template(template)
+    inner.save_pretrained(folder)
 
     def make() -> Engine:
-        loaded = Engine.load(str(tiny_qwen3_dir), drafter="ngram")
-        loaded.target.tokenizer = other_tokenizer(tmp_path, loaded.target)
+        loaded = Engine.load(str(model), drafter="ngram")
+        loaded.target.tokenizer = other_tokenizer(folder, loaded.target)
         return loaded
 
+    return inner, make
+
+
+def test_marks_that_are_special_tokens(tiny_qwen3_dir, tmp_path):
+    """Where a tokenizer has the marks as special tokens, those are what must come and what is read, though special
+    tokens are not shown otherwise."""
+    inner, make = _marked(tiny_qwen3_dir, tmp_path, "mistral, named", ["[TOOL_CALLS]", "[ARGS]"], special_tokens=True)
     with Site(make) as site:
         fields = {"messages": HELLO, "tools": [TIME], "tool_choice": "required", "parallel_tool_calls": False}
         asked = {**fields, "temperature": 0, "max_tokens": 60, "return_token_ids": True}
@@ -155,22 +163,8 @@ def test_marks_that_are_special_tokens(tiny_qwen3_dir, tmp_path):
 @pytest.fixture(scope="module")
 def tagged(tiny_qwen3_dir, tmp_path_factory) -> Iterator[Site]:
     """A server whose tokenizer has Hermes' marks as tokens that are shown, as Qwen's has, and the model likes one."""
-    from transformers import AutoTokenizer
-
-    from forerun.engine import Engine
-    from forerun.target.other_tokenizer import other_tokenizer
-
     folder = tmp_path_factory.mktemp("tagged")
-    inner = AutoTokenizer.from_pretrained(tiny_qwen3_dir)
-    inner.add_tokens(["<tool_call>", "</tool_call>", "<other>"])
-    inner.chat_template = _template("hermes")
-    inner.save_pretrained(folder)
-
-    def make() -> Engine:
-        loaded = Engine.load(str(tiny_qwen3_dir), drafter="ngram")
-        loaded.target.tokenizer = other_tokenizer(folder, loaded.target)
-        return loaded
-
+    _, make = _marked(tiny_qwen3_dir, folder, "hermes", ["<tool_call>", "</tool_call>", "<other>"])
     with Site(make) as site:
         yield site
 

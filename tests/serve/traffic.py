@@ -8,7 +8,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -135,26 +135,22 @@ def _plan(number: int, conduct: str, methods: Sequence[Any], rng: random.Random)
     option, law = OPTIONS[number % len(OPTIONS)], LAWS[number // 2 % len(LAWS)]
     fields = {"prompt": rng.choice(PROMPTS), "max_tokens": rng.choice([12, LONG, LONG]), **law, **option}
     path = COMPLETIONS
-    if not {"echo"} & fields.keys() and isinstance(fields["prompt"], str) and rng.random() < 0.5:
+    if "echo" not in fields and isinstance(fields["prompt"], str) and rng.random() < 0.5:
         path, fields = CHAT, _as_chat(fields)
     if rng.random() < 0.7:
         fields["return_token_ids"] = True
     made = Plan(number, conduct, path, fields, rng.random() < 0.6, rng.choice(methods), moment=rng.random())
     if conduct == "malformed" and rng.random() < 0.5:
-        return _changed(made, raw=BROKEN[number % len(BROKEN)])
+        return replace(made, raw=BROKEN[number % len(BROKEN)])
     if conduct == "malformed":
         wrong, param = rng.choice(WRONG)
-        return _changed(made, fields={**fields, **wrong}, param=param)
+        return replace(made, fields={**fields, **wrong}, param=param)
     if conduct == "huge":
-        return _changed(made, raw=(b" " * (3 << 20), JSON))
+        return replace(made, raw=(b" " * (3 << 20), JSON))
     if conduct == "too long":
         more = rng.choice([{"max_tokens": 50_000}, _of(path, "z" * 60_000)])
-        return _changed(made, fields={**fields, **more}, param="messages" if path == CHAT else "prompt")
+        return replace(made, fields={**fields, **more}, param="messages" if path == CHAT else "prompt")
     return made
-
-
-def _changed(plan: Plan, **more: Any) -> Plan:
-    return Plan(**{**vars(plan), **more})
 
 
 def _of(path: str, text: str) -> dict[str, Any]:
@@ -176,7 +172,7 @@ def references(made: Sequence[Plan]) -> dict[str, Plan]:
         if plan.raw is None and plan.param is None and plan.determined:
             fields = {**plan.fields, "return_token_ids": True}
             whole = {"conduct": "stays", "stream": False, "speculative": False}
-            asked[plan.key] = _changed(plan, number=-1 - plan.number, fields=fields, **whole)
+            asked[plan.key] = replace(plan, number=-1 - plan.number, fields=fields, **whole)
     return asked
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.budget.profile import Profile
 from forerun.budget.stored import profiles_folder, read_load_study
-from forerun.drafters.config import WITH_LOOKUP, SpeculativeConfig
+from forerun.drafters.config import SpeculativeConfig
 from forerun.errors import OptionError
 from forerun.serve.page_frontier import expected_frontier
 from forerun.serve.service import Service
@@ -52,9 +52,7 @@ async def profile_document(service: Service) -> dict[str, Any]:
 
 def drafter_flags(model: str, configs: list[SpeculativeConfig]) -> str:
     """The target and its drafters as a shell takes them: what a command measures must be what is served."""
-    drafters = [
-        f"{one.model or one.name}{WITH_LOOKUP if one.copies else ''}" for one in configs if one.name != "vanilla"
-    ]
+    drafters = [one.labelled(one.model or one.name) for one in configs if one.name != "vanilla"]
     return shlex.join([model, *(["--drafter", ",".join(drafters)] if drafters else [])])
 
 
