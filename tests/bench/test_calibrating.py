@@ -16,7 +16,8 @@ from forerun.bench.calibrating.place import calibration_file
 from forerun.bench.calibrating.recorder import Recorder, Recording, logit
 from forerun.bench.calibrating.rounds_file import PromptRounds, RoundsFile
 from forerun.bench.provenance import provenance
-from forerun.budget.calibration import CalibrationKey, sigmoid
+from forerun.budget.calibration import CalibrationKey
+from forerun.budget.scaling import fit_temperatures, sigmoid
 from forerun.budget.stored import CALIBRATION, CALIBRATION_OF_COPIES, write_calibration
 from forerun.drafters.config import SpeculativeConfig
 from forerun.drafters.fake import Oracle
@@ -73,6 +74,22 @@ def test_scaling_mends_overconfidence_on_prompts_it_has_not_seen():
     assert made.table.ece_after == tuple(position.after.ece for position in made.positions)
 
 
+def test_other_engines_get_temperatures_alone_and_what_those_are_worth():
+    """SGLang's file: `temperatures`, `dataset`, `num_samples` and the errors, all lists as long as K. It knows no
+    shifts, so neither the fit with them nor its error may stand there."""
+    biased = [replace(one, accepted=[0 if min(z) < 1 else n for z, n in zip(one.logits, one.accepted, strict=True)])
+              for one in overconfident(40, 250)]  # fmt: skip
+    made = assess(KEY, biased, "held out")
+    exported = made.sglang()
+    alone = fit_temperatures(*(getattr(Rounds.of(split(biased, 0.5, 0)[0]), name) for name in ("logits", "labels")))
+    assert exported["temperatures"] == list(alone) != list(made.table.temperatures)
+    assert (exported["dataset"], exported["num_samples"]) == ("held out", 5000)
+    assert exported["ece_before"] == list(made.table.ece_before)
+    assert exported["ece_after"] == [position.by_temperatures.ece for position in made.positions]
+    assert exported["ece_after"][0] > made.table.ece_after[0] + 0.02
+    assert json.loads(json.dumps(exported)) == exported
+
+
 def test_a_fit_that_does_harm_is_known_as_such():
     """Prompts to judge on that are the contrary of those to fit on: the error grows, and the table does not hold."""
     recorded = overconfident(20, 100)
@@ -114,7 +131,6 @@ def test_labels_are_survivals():
     rounds = Rounds.of([PromptRounds("small", 0.0, 5, [[0.0] * 3] * 3, [0, 2, 3])])
     assert rounds.labels.tolist() == [[0, 0, 0], [1, 1, 0], [1, 1, 1]]
     assert rounds.prompts == [5, 5, 5]
-    assert rounds.survival([1.0] * 3)[0].tolist() == [0.5, 0.25, 0.125]
 
 
 # ----------------------------------------------------------------------------------------------------------- recording

@@ -1,24 +1,19 @@
-"""Sequential temperature scaling and the measures it is judged by."""
+"""The tables of calibrations, their file, and the measures they are judged by."""
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from forerun.budget.calibration import (
-    GRID,
     Calibration,
     CalibrationKey,
     Table,
     filters_of,
-    fit,
-    scale,
-    sigmoid,
     temperature_bucket,
 )
 from forerun.budget.reliability import (
@@ -28,107 +23,12 @@ from forerun.budget.reliability import (
     brier_score,
     calibration_floor,
     expected_calibration_error,
-    negative_log_likelihood,
     reliability,
 )
 from forerun.errors import OptionError
 from forerun.sampling import Sampling
 
 KEY = CalibrationKey("rejection", "probabilistic", "one")
-
-
-def rounds(temperatures, count, seed=0) -> tuple[np.ndarray, np.ndarray]:
-    """Drafts whose chances of acceptance are sigmoid(z / T) with these T: raw scores and survival labels [n, K]."""
-    rng = np.random.default_rng(seed)
-    logits = rng.normal(1.5, 2.0, (count, len(temperatures)))
-    accepted = rng.random(logits.shape) < sigmoid(logits / np.array(temperatures))
-    return logits, np.cumprod(accepted, axis=1).astype(float)
-
-
-def test_a_known_temperature_is_recovered():
-    """Overconfident, right and underconfident positions: the fitted temperatures are within a fifth of the truth (two
-    steps of the grid), and the error falls to near the floor."""
-    truth = [2.0, 1.0, 0.6]
-    logits, labels = rounds(truth, 20_000)
-    found = fit(logits, labels)
-    assert found.temperatures == pytest.approx(truth, rel=0.2)
-    survival = np.cumprod(sigmoid(logits / np.array(found.temperatures)), axis=1)
-    for k in range(3):
-        floor = calibration_floor(survival[:, k], draws=50)
-        assert found.ece_after[k] < floor + 0.005
-    assert found.ece_before[0] > 0.05
-
-
-@settings(max_examples=25)
-@given(st.integers(0, 10_000), st.integers(1, 3), st.integers(2, 40))
-def test_the_error_on_the_fit_set_is_never_worse(seed, k, count):
-    """Position by position, given those before it: the grid holds 1, so not scaling was among the choices."""
-    rng = np.random.default_rng(seed)
-    logits = rng.normal(0, 3, (count, k))
-    labels = np.cumprod(rng.random((count, k)) < 0.7, axis=1).astype(float)
-    assert min(GRID, key=lambda t: abs(t - 1)) == pytest.approx(1.0)
-    found = fit(logits, labels)
-    before = np.ones(count)
-    for j, temperature in enumerate(found.temperatures):
-        left = expected_calibration_error(before * sigmoid(logits[:, j]), labels[:, j])
-        before = before * sigmoid(logits[:, j] / temperature)
-        assert expected_calibration_error(before, labels[:, j]) <= left + 1e-9
-        assert found.ece_after[j] == pytest.approx(expected_calibration_error(before, labels[:, j]))
-
-
-def test_equal_errors_go_to_the_likelier_temperature():
-    """With a single bin, scores of +-2 have the mean .5 at every temperature, hence the same error: the likelihood
-    decides, not the grid's order. Where that is equal too, the grid's order does."""
-    assert fit(np.zeros((2, 1)), np.array([[1.0], [0.0]]), grid=[3.0, 1.0]).temperatures == (3.0,)
-    logits = np.array([[2.0], [-2.0]])
-    labels = np.array([[1.0], [0.0]])
-    grid = [1.0, 0.999]
-    errors = [expected_calibration_error(sigmoid(logits[:, 0] / t), labels[:, 0], bins=1) for t in grid]
-    assert errors[0] == pytest.approx(errors[1], abs=1e-12)  # one bin: the mean is .5 for every temperature
-    likelier = max(grid, key=lambda t: -negative_log_likelihood(sigmoid(logits[:, 0] / t), labels[:, 0]))
-    assert likelier == 0.999
-    assert fit(logits, labels, grid=grid, bins=1).temperatures == (0.999,)
-
-
-@given(st.floats(0, 1), st.floats(0, 1), st.floats(0.1, 10))
-def test_scaling_keeps_the_order_within_a_position(low, high, temperature):
-    low, high = sorted((low, high))
-    assert 0 <= scale(low, temperature) <= scale(high, temperature) <= 1
-    assert scale(1.0, temperature) == 1.0
-    assert scale(0.0, temperature) == 0.0
-    assert math.isnan(scale(math.nan, temperature))
-
-
-def test_scaling_is_the_sigmoid_of_the_scaled_score():
-    for z in (-700.0, -3.0, 0.0, 2.5, 30.0):
-        c = float(sigmoid(np.array(z)))
-        assert scale(c, 2.0) == pytest.approx(float(sigmoid(np.array(z / 2))), rel=1e-6)
-
-
-def test_soft_labels_give_the_same_fit_with_less_noise():
-    """The chance of acceptance instead of the outcome: over 10 small samples the temperatures scatter less."""
-    hard, soft = [], []
-    for seed in range(10):
-        logits, labels = rounds([2.0], 400, seed)
-        hard.append(fit(logits, labels).temperatures[0])
-        soft.append(fit(logits, sigmoid(logits / 2.0)).temperatures[0])
-    assert np.std(soft) < np.std(hard)
-    assert np.mean(soft) == pytest.approx(2.0, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("logits", "labels", "message"),
-    [
-        (np.zeros((3, 2)), np.zeros((3, 1)), "labels"),
-        (np.zeros((0, 2)), np.zeros((0, 2)), "labels"),
-        (np.full((2, 1), np.nan), np.zeros((2, 1)), "finite"),
-        (np.zeros((1, 2)), np.array([[0.0, 1.0]]), "survivals"),
-        (np.zeros((1, 1)), np.array([[2.0]]), "probabilities"),
-    ],
-)
-def test_rounds_that_are_none_are_refused(logits, labels, message):
-    with pytest.raises(OptionError, match=message):
-        fit(logits, labels)
 
 
 # ------------------------------------------------------------------------------------------------------------ measures
@@ -203,7 +103,7 @@ def test_tables_survive_their_file():
 def test_reliability_diagrams_survive_the_file():
     """Bars of every position; a file from before there were any is read as well."""
     bars = ((Bin(0.6, 0.7, 30, 0.65, 0.5), Bin(0.9, 1.0, 2, 0.95, 1.0)), ())
-    table = Table(KEY, (1.5, 2.0), "held out", 100, (0.1, 0.2), (0.1, 0.1), bars, bars[::-1])
+    table = Table(KEY, (1.5, 2.0), "held out", 100, (0.1, 0.2), (0.1, 0.1), bars, bars[::-1], (0.3, -0.2))
     made = Calibration([table])
     assert Calibration.loads(made.dumps()).table(KEY) == table
     old = json.loads(made.dumps())
@@ -218,28 +118,18 @@ def test_a_table_replaces_the_one_of_its_key():
     assert made.table(KEY).temperatures == (3.0,)
 
 
-def test_a_table_applies_its_last_temperature_beyond_its_end():
+def test_a_table_applies_its_last_entry_beyond_its_end():
     table = tables().table(KEY)
     assert table.apply(2, 0.9) == table.apply(7, 0.9) == pytest.approx(0.75)
-
-
-def test_the_export_has_sglangs_shape():
-    """`temperatures`, `dataset`, `num_samples` and the errors, all lists as long as K."""
-    made = tables().table(KEY).sglang()
-    assert made == {
-        "temperatures": [1.5, 2.0],
-        "dataset": "held out",
-        "num_samples": 10_000,
-        "ece_before": [0.05, 0.07],
-        "ece_after": [0.01, 0.02],
-    }
-    assert json.loads(json.dumps(made)) == made
+    shifted = replace(table, shifts=(0.0, -math.log(3)))
+    assert shifted.apply(2, 0.9) == shifted.apply(7, 0.9) == pytest.approx(0.5)
+    assert shifted.apply(1, 0.9) == table.apply(1, 0.9)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "{", "[]", '{"version": 7}', '{"version": 1}', '{"version": 1, "tables": [{}]}', '{"version": 1, "tables": 3}',
+        "{", "[]", '{"version": 1}', '{"version": 2}', '{"version": 2, "tables": [{}]}', '{"version": 2, "tables": 3}',
         tables().dumps().replace('"num_samples": 10000', '"num_samples": Infinity'), "[" * 100_000,
     ],
 )  # fmt: skip
@@ -252,6 +142,12 @@ def test_a_file_that_is_none_is_refused(text):
 def test_temperatures_must_be_positive(temperatures):
     with pytest.raises(OptionError, match="positive"):
         Table(KEY, temperatures, "", 1)
+
+
+@pytest.mark.parametrize("shifts", [(0.0,), (0.0, 0.0, 0.0), (0.0, math.inf)])
+def test_each_temperature_has_a_shift(shifts):
+    with pytest.raises(OptionError, match="shift"):
+        Table(KEY, (1.0, 2.0), "", 1, shifts=shifts)
 
 
 def test_the_key_of_a_request():

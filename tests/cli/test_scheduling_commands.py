@@ -125,12 +125,15 @@ def test_calibration_goes_where_it_is_told(
 def test_tables_are_exported_one_a_file_named_after_their_conditions(tmp_path: Path) -> None:
     """In SGLang's form, which has no place for them; one that makes things worse is not."""
     key = CalibrationKey("rejection", "probabilistic", "one", "top_p=0.9, min_p=0.1")
-    good, bad = (Table(key, (t, 2.0), "held out", 100) for t in (1.5, 9.0))
-    made = [SimpleNamespace(drafter="dspark", holds=holds, table=t) for holds, t in ((True, good), (False, bad))]
+    table, sts = Table(key, (1.5, 2.0), "held out", 100), {"temperatures": [1.2, 3.0]}
+    made = [
+        SimpleNamespace(drafter="dspark", holds=not holds, temperatures_hold=holds, table=table, sglang=lambda: sts)
+        for holds in (True, False)
+    ]
     calibrate._export(made, tmp_path)
     [file] = tmp_path.iterdir()
     assert file.name == "dspark-rejection-probabilistic-one-top_p=0.9-min_p=0.1.sglang.json"
-    assert json.loads(file.read_text()) == good.sglang()
+    assert json.loads(file.read_text()) == sts
 
 
 # ----------------------------------------------------------------------------------------------------------- recommend

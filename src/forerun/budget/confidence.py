@@ -1,4 +1,4 @@
-"""From a drafter's scores to confidences that can be reckoned with: fitted temperatures, then what verdicts show."""
+"""From a drafter's scores to confidences that can be reckoned with: a fitted scaling, then what verdicts show."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Confidences:
     """Calibrates c_k of every drafter.
 
     Args:
-        calibrations: fitted temperatures by drafter; a drafter without is corrected by its verdicts alone.
+        calibrations: fitted tables by drafter; a drafter without is corrected by its verdicts alone.
     """
 
     def __init__(self, calibrations: Mapping[str, Calibration]):
@@ -30,8 +30,8 @@ class Confidences:
         return self._online.apply_all(drafter, scaled)
 
     def trust(self, drafter: str, key: CalibrationKey | None, count: int) -> list[float]:
-        """[count] how far calibrated confidences of positions 1 .. may stand in for a verdict: 1 where temperatures
-        were fitted."""
+        """[count] how far calibrated confidences of positions 1 .. may stand in for a verdict: 1 where a table
+        was fitted."""
         return [1.0] * count if self._table(drafter, key) is not None else self._online.trust(drafter, count)
 
     def record(

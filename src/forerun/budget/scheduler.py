@@ -59,7 +59,7 @@ class Scheduler:
         profile: measured costs of the target and of every drafter that will be named; None: nothing is known, so every
             request drafts what it may and all of it is verified.
         options: see there. Under `fixed` nothing adapts: every request drafts what it may, and seeds repeat.
-        calibrations: fitted temperatures by drafter.
+        calibrations: fitted tables by drafter.
         priors: acceptance by position of a drafter, from its card.
     """
 

@@ -1,4 +1,4 @@
-"""`forerun calibrate`: a drafter's confidences against what verification decides, and temperatures that mend them."""
+"""`forerun calibrate`: a drafter's confidences against what verification decides, and the scaling that mends them."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def calibrate(
     json_: JsonFlag = False,
     output: OutputFlag = None,
 ) -> None:
-    """Record what drafters are confident of and what is accepted, fit temperatures position by position, and judge them
-    on prompts that were held out. calibration.json goes into the drafter's folder, of a drafter without one beside the
+    """Record what drafters are confident of and what is accepted, fit a scaling position by position, and judge it on
+    prompts that were held out. calibration.json goes into the drafter's folder, of a drafter without one beside the
     profiles.
 
     forerun calibrate embedded --drafter small --plots plots
@@ -196,14 +196,14 @@ def _file(engine: Engine, entry: LoadedDrafter, ready: EngineFlags, run: Calibra
 
 
 def _export(made: Sequence[Assessment], folder: Path) -> None:
-    """One file for `--speculative-dspark-confidence-sts-path` of SGLang per table that holds. It has no place for the
-    conditions of its table: its name says them."""
+    """One file for `--speculative-dspark-confidence-sts-path` of SGLang per fit of temperatures that holds. It has no
+    place for the conditions of its table: its name says them."""
     for one in made:
-        if one.holds:
+        if one.temperatures_hold:
             key = one.table.key
             words = (one.drafter, key.verify_mode, key.draft_sample_method, key.temperature, key.filters)
             path = folder / f"{re.sub(r'[^A-Za-z0-9_.=-]+', '-', '-'.join(words))}.sglang.json"
-            Output(str(path)).write(as_json(one.table.sglang()))
+            Output(str(path)).write(as_json(one.sglang()))
             notes().print(f"wrote {path}: {key}")
 
 

@@ -2,6 +2,6 @@
 
 recorder.py    rounds of the real engine under fixed conditions
 rounds_file.py what was recorded, in a file that survives an interruption
-assessment.py  temperatures fitted on some prompts and judged on others
+assessment.py  scalings fitted on some prompts and judged on others
 report.py      tables, reliability diagrams, one page of HTML
 """

@@ -1,16 +1,16 @@
-"""Temperatures fitted on some prompts and judged on the others: a fit is never judged by what it was made from."""
+"""Scalings fitted on some prompts and judged on the others: a fit is never judged by what it was made from."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from forerun.bench.calibrating.rounds_file import PromptRounds
-from forerun.budget.calibration import CalibrationKey, Table, fit, sigmoid
+from forerun.budget.calibration import CalibrationKey, Table
 from forerun.budget.curve import FloatArray
 from forerun.budget.reliability import (
     Bin,
@@ -22,6 +22,7 @@ from forerun.budget.reliability import (
     expected_calibration_error,
     reliability,
 )
+from forerun.budget.scaling import Scaling, fit, fit_temperatures
 from forerun.errors import OptionError
 
 LEAST_ROUNDS = 100
@@ -49,11 +50,6 @@ class Rounds:
         labels = (accepted[:, None] >= positions).astype(np.float64) if logits else np.zeros((0, 0))
         numbers = [one.prompt for one in prompts for _ in one.accepted]
         return cls(np.array(logits, dtype=np.float64).reshape(labels.shape), labels, numbers)
-
-    def survival(self, temperatures: Sequence[float]) -> FloatArray:
-        """[n, K] predicted chance that drafts 1 .. k are all accepted."""
-        scaled = sigmoid(self.logits / np.array(temperatures))
-        return np.minimum(1.0, np.multiply.accumulate(scaled, axis=1))
 
 
 @dataclass(frozen=True)
@@ -102,6 +98,8 @@ class Position:
     survival: float
     """Share of rounds that survive it."""
     before: Quality
+    by_temperatures: Quality
+    """What temperatures alone come to (sequential temperature scaling)."""
     after: Quality
 
 
@@ -116,23 +114,45 @@ class Assessment:
     held_out_prompts: int
     left_out: int
     """Rounds that could not be used, on both sides."""
+    temperatures_alone: tuple[float, ...]
+    """Sequential temperature scaling on the same rounds: for engines that know no shifts, and for comparison."""
     positions: list[Position]
 
     @property
     def holds(self) -> bool:
         """Whether scaling does no harm on held-out prompts: its error is not above the one before by more than the
         floor. A fit on few rounds may do harm."""
-        excess = [position.after.ece - position.before.ece - position.after.floor for position in self.positions]
-        return sum(excess) <= 0
+        return _harmless((position.before, position.after) for position in self.positions)
+
+    @property
+    def temperatures_hold(self) -> bool:
+        """The same of temperatures alone."""
+        return _harmless((position.before, position.by_temperatures) for position in self.positions)
 
     def as_dict(self) -> dict[str, Any]:
+        ways = ("before", "by_temperatures", "after")
         positions = [
-            {"position": p.position, "survival": p.survival, "before": p.before.as_dict(), "after": p.after.as_dict()}
+            {"position": p.position, "survival": p.survival} | {way: getattr(p, way).as_dict() for way in ways}
             for p in self.positions
         ]
         counts = ("drafter", "fitted_prompts", "held_out_rounds", "held_out_prompts", "left_out")
-        own = {name: getattr(self, name) for name in (*counts, "holds")}
+        own = {name: getattr(self, name) for name in (*counts, "holds", "temperatures_alone")}
         return own | {"table": asdict(self.table), "positions": positions}
+
+    def sglang(self) -> dict[str, Any]:
+        """What SGLang reads (`--speculative-dspark-confidence-sts-path`): it knows temperatures alone, and no field
+        for the key; say it in the file's name."""
+        return {
+            "temperatures": list(self.temperatures_alone),
+            "dataset": self.table.dataset,
+            "num_samples": self.table.num_samples,
+            "ece_before": [position.before.ece for position in self.positions],
+            "ece_after": [position.by_temperatures.ece for position in self.positions],
+        }
+
+
+def _harmless(pairs: Iterable[tuple[Quality, Quality]]) -> bool:
+    return sum(after.ece - before.ece - after.floor for before, after in pairs) <= 0
 
 
 def assess(
@@ -157,17 +177,38 @@ def assess(
     fitting, judging = split(recorded, held_out, seed)
     train, test = Rounds.of(fitting), Rounds.of(judging)
     _check(recorded[0].drafter if recorded else "", fitting, judging)
-    temperatures = fit(train.logits, train.labels).temperatures
-    before, after = test.survival([1.0] * len(temperatures)), test.survival(temperatures)
-    positions = [
-        Position(k + 1, float(label.mean()), *(Quality.of(p[:, k], label, test.prompts) for p in (before, after)))
-        for k, label in enumerate(test.labels.T)
-    ]
+    alone, scaling = fit_temperatures(train.logits, train.labels), fit(train.logits, train.labels)
+    positions = _judged(test, Scaling.of(alone), scaling)
     qualities = ([p.before for p in positions], [p.after for p in positions])
     errors, bars = ([tuple(getattr(q, what) for q in each) for each in qualities] for what in ("ece", "bars"))
-    table = Table(key, temperatures, dataset, len(train.logits), errors[0], errors[1], bars[0], bars[1])
-    left_out = sum(one.left_out for one in recorded)
-    return Assessment(recorded[0].drafter, table, len(fitting), len(test.logits), len(judging), left_out, positions)
+    return Assessment(
+        recorded[0].drafter,
+        Table(
+            key,
+            scaling.temperatures,
+            dataset,
+            len(train.logits),
+            errors[0],
+            errors[1],
+            bars[0],
+            bars[1],
+            scaling.shifts,
+        ),  # fmt: skip
+        len(fitting),
+        len(test.logits),
+        len(judging),
+        sum(one.left_out for one in recorded),
+        alone,
+        positions,
+    )
+
+
+def _judged(test: Rounds, alone: Scaling, scaling: Scaling) -> list[Position]:
+    predicted = [way.survival(test.logits) for way in (Scaling.of([1.0]), alone, scaling)]
+    return [
+        Position(k + 1, float(label.mean()), *(Quality.of(p[:, k], label, test.prompts) for p in predicted))
+        for k, label in enumerate(test.labels.T)
+    ]
 
 
 def split(

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.table import Table
 
-COLUMNS = ("k", "survival", "temperature", "ECE before", "after", "[95 %]", "floor", "Brier before", "after",
+COLUMNS = ("k", "survival", "T", "shift", "ECE before", "by T", "after", "[95 %]", "floor", "Brier before", "after",
            "AUROC before", "after")  # fmt: skip
 DEFINITIONS = {
+    "T, shift": "a score z is read as sigmoid(z / T + shift)",
     "survival": "rounds in which drafts 1 .. k were accepted / rounds; what is predicted is c_1 * .. * c_k",
     "ECE": "mean distance between predicted and observed survival over 15 bins; 95 % by drawing whole prompts",
+    "by T": "with temperatures alone (sequential temperature scaling)",
     "floor": "the ECE of a perfect predictor with as many rounds: less cannot be reached",
     "Brier": "mean squared error of predicted survival",
     "AUROC": "chance that a surviving draft was given more than one that does not survive",
@@ -54,18 +56,18 @@ def table(assessment: Assessment) -> Table:
 
 def rows(assessment: Assessment) -> list[list[str]]:
     """[K] cells of `COLUMNS`."""
-    pairs = zip(assessment.positions, assessment.table.temperatures, strict=True)
-    return [_cells(position, temperature) for position, temperature in pairs]
+    return [_cells(position, *assessment.table.scaling.at(position.position)) for position in assessment.positions]
 
 
-def _cells(position: Position, temperature: float) -> list[str]:
+def _cells(position: Position, temperature: float, shift: float) -> list[str]:
     before, after = position.before, position.after
     low, high = after.ece_interval
     return [
         str(position.position),
         f"{position.survival:.3f}",
         f"{temperature:.2f}",
-        *(_percent(value) for value in (before.ece, after.ece)),
+        f"{shift:+.2f}",
+        *(_percent(value) for value in (before.ece, position.by_temperatures.ece, after.ece)),
         f"{_percent(low)}-{_percent(high)}",
         _percent(after.floor),
         *(f"{value:.3f}" for value in (before.brier, after.brier)),

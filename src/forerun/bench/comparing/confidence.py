@@ -12,6 +12,7 @@ from forerun.bench.calibrating.place import calibration_file
 from forerun.bench.calibrating.recorder import Conditions, Recorder, Recording
 from forerun.bench.calibrating.rounds_file import RoundsFile
 from forerun.budget.calibration import Table
+from forerun.budget.scaling import Scaling
 from forerun.budget.stored import read_calibration
 from forerun.engine import Engine
 from forerun.engine.propose import LoadedDrafter
@@ -46,8 +47,8 @@ def confidence(engine: Engine, questions: Questions, advance: Callable[[int], ob
         advance: told of prompts; as many as there are.
 
     Returns:
-        Rounds, and for each position of the draft the quality of predicted survival: raw, and with the temperatures of
-        the drafter's calibration where it has one for these conditions. With too few rounds a note instead.
+        Rounds, and for each position of the draft the quality of predicted survival: raw, and scaled by the
+        drafter's calibration where it has one for these conditions. With too few rounds a note instead.
     """
     recorder = Recorder(engine, questions.recording, RoundsFile(None, ""))
     conditions = recorder.conditions()
@@ -81,10 +82,10 @@ def calibration_path_of(target: Target, entry: LoadedDrafter, profiles: Path | N
 
 def _positions(rounds: Rounds, table: Table | None) -> list[dict[str, Any]]:
     k = rounds.labels.shape[1]
-    ways = {"raw": [1.0] * k}
+    ways = {"raw": Scaling.of([1.0])}
     if table is not None:
-        ways["calibrated"] = [table.temperatures[min(i, len(table.temperatures) - 1)] for i in range(k)]
-    predicted = {way: rounds.survival(temperatures) for way, temperatures in ways.items()}
+        ways["calibrated"] = table.scaling
+    predicted = {way: scaling.survival(rounds.logits) for way, scaling in ways.items()}
     return [
         {
             "position": i + 1,

@@ -318,7 +318,7 @@ def _confidence(findings: Findings) -> Section:
         if found["note"]:
             lines.append(f"{contender.label}: {found['note']}")
         rows += [_confidence_row(contender.label, one) for one in found["positions"]]
-    lines.append("Raw confidences, and with the temperatures of `forerun calibrate` where it was run for this drafter.")
+    lines.append("Raw confidences, and scaled by `forerun calibrate` where it was run for this drafter.")
     return Section("Can its confidence be trusted?", lines, head if rows else (), rows, ("confidence",) if rows else ())
 
 
