@@ -78,7 +78,9 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
     add("--drafter", required=True, action="append", help="as for `forerun generate`; repeat it")
     add("--wrong", help="folder of the dspark drafter that the always-wrong one is made of; of `embedded`: embedded")
     add("--prompts", help="JSONL; of loads some 64")
-    add("--calibration-prompts", help="JSONL; 10,000 held-out rounds take some hundred of them (--prompts)")
+    some = "JSONL; 10,000 held-out rounds take some hundred of them (--prompts)"
+    own = "DRAFTER=FILE: of this drafter, named as in --drafter. One that does not learn can have any"
+    add("--calibration-prompts", action="append", default=[], help=f"{some}; repeat it. {own}")
     add("--out", type=Path, required=True, help="folder of everything")
     add("--only", type=_names, default=STEPS, metavar="LIST", help=f"of {','.join(STEPS)}")
     add("--concurrency", default="1,4,16,32", metavar="LIST", help="(%(default)s)")
@@ -138,7 +140,13 @@ def _all_steps(args: argparse.Namespace) -> Iterator[Step]:
     for number, drafter in enumerate(args.drafter):
         name = f"calibrate-{number}"
         amount = ("--temperature", "0,1", "--rounds", str(args.rounds), "--max-tokens", str(args.calibrated_tokens))
-        words = ["calibrate", *own, *_drafters([drafter]), *_prompts(args, args.calibration_prompts), *amount]
+        words = [
+            "calibrate",
+            *own,
+            *_drafters([drafter]),
+            *_prompts(args, _calibration_prompts(args, drafter)),
+            *amount,
+        ]
         yield Step("calibrate", name, [*words, "--rows", str(out / f"{name}.rows"), *_json(out, name)], f"{name}.json")
     mixed = ("--mixed",) if len(args.drafter) > 1 else ()
     yield _load(args, "load", [*drafters, *mixed], args.pairs, own)
@@ -181,6 +189,15 @@ def _prompts(args: argparse.Namespace, others: str | None = None) -> list[str]:
     """Those of `--prompts`, unless a step has others; none: the package's own."""
     named = others or args.prompts
     return ["--prompts", named] if named else []
+
+
+def _calibration_prompts(args: argparse.Namespace, drafter: str) -> str | None:
+    """The last that names this drafter, else the last that names none."""
+    named = {one.rpartition("=")[0]: one.rpartition("=")[2] for one in args.calibration_prompts}
+    strange = sorted(named.keys() - {"", *args.drafter})
+    if strange:
+        raise ValueError(f"--calibration-prompts: --drafter names no {strange[0]!r}")
+    return named.get(drafter, named.get(""))
 
 
 def _drafters(names: Sequence[str]) -> list[str]:

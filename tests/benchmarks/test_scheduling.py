@@ -72,6 +72,19 @@ def test_a_command_is_run_once_and_again_with_other_words(tmp_path: Path, comman
     }
 
 
+def test_a_drafter_can_be_calibrated_on_prompts_of_its_own(tmp_path: Path, commands: list[list[str]], capsys) -> None:
+    """The others on those that name none; a name that no drafter has is a mistake."""
+    from scheduling import main
+
+    run = ["run", *RUN, "--out", str(tmp_path), "--only", "calibrate", "--calibration-prompts", "held.jsonl"]
+    assert main([*run, "--calibration-prompts", "ngram=many.jsonl"]) == 0
+    read = {words[words.index("--drafter") + 1]: words[words.index("--prompts") + 1] for words in commands}
+    assert read.pop("ngram") == "many.jsonl"
+    assert set(read.values()) == {"held.jsonl"}
+    assert main([*run, "--calibration-prompts", "ngrams=many.jsonl"]) == 2
+    assert "--calibration-prompts: --drafter names no 'ngrams'" in capsys.readouterr().err
+
+
 def test_what_was_stopped_is_no_result(tmp_path: Path, commands: list[list[str]], monkeypatch, capsys) -> None:
     """A command that ends with an error: no further one is begun, what an older one left is gone, and it is begun again
     by the next call. Exit code 1, a claim that has failed, is a result."""
