@@ -42,12 +42,6 @@ def test_vanilla_drafts_nothing_either(denied: Refused) -> None:
     assert line.startswith("--num-speculative-tokens: nothing drafts")
 
 
-def test_where_costs_cannot_be_kept_is_told_before_they_are_measured(refused: Refused) -> None:
-    """A minute and a half of measuring is not thrown away."""
-    line = refused("profile", "embedded", "--calibration-cache", "/dev/null/costs")
-    assert line == "--calibration-cache: /dev/null/costs cannot be made or written; name another folder, or off"
-
-
 def test_an_empty_name_is_said_to_be_empty(denied: Refused) -> None:
     """Not looked for: to the file system it is the working folder."""
     assert denied("--prompt", "@").startswith("--prompt: name a file behind @")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 
 import pytest
 
@@ -237,14 +238,35 @@ def test_calibrations_are_found_and_overridden(tmp_path):
     override = {"method": "ngram", "confidence_calibration_path": str(named)}
     assert _scaled(tuned(override)) == pytest.approx(1 / (1 + 9 ** (-1 / 4)))
     named.write_text("[]")
-    with pytest.raises(OptionError, match="forerun calibrate"):
+    with pytest.raises(OptionError, match=r"mine\.json is damaged.*run `forerun calibrate` again") as caught:
         tuned(override)
+    assert caught.value.option == "confidence_calibration_path"
+
+
+@pytest.mark.parametrize("text", ["{", '{"version": 1, "tables": []}'])
+def test_a_calibration_that_lies_there_and_cannot_be_used_is_told_and_done_without(
+    text, caplog, tmp_path, tiny_small_dir, tiny_qwen3_dir
+):
+    """Nobody asked for it and it changes no output: an older one must not keep its drafter from being loaded, nor from
+    being calibrated anew."""
+    write_profile(measured("ngram"))
+    calibration_path(engine_key(TARGET), "ngram").write_text(text)
+    with caplog.at_level(logging.WARNING, logger="forerun"):
+        assert _scaled(tuned("ngram")) == 0.9
+    assert "confidences are taken as they come" in caplog.text
+    assert "forerun calibrate" in caplog.text
+    caplog.clear()
+    folder = tmp_path / "drafter"
+    shutil.copytree(tiny_small_dir, folder)
+    (folder / "calibration.json").write_text(text)
+    with caplog.at_level(logging.WARNING, logger="forerun"):
+        engine = Engine.load(str(tiny_qwen3_dir), {"model": str(folder), "confidence_threshold": 0.1})
+    assert engine.core.schedule.scheduling.calibrated_for is None
+    assert "calibration.json" in caplog.text
 
 
 def test_a_calibration_in_the_drafters_folder_is_loaded(tmp_path, tiny_small_dir, tiny_qwen3_dir):
     """`calibration.json` beside the weights, also without measured costs."""
-    import shutil
-
     folder = tmp_path / "drafter"
     shutil.copytree(tiny_small_dir, folder)
     (folder / "calibration.json").write_text(_table(2.0).dumps())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,17 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     write(tmp_path / "empty", SAMPLES)
     assert len(Dataset(tmp_path / "empty")) == 3
+
+
+def test_a_folder_that_cannot_be_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working folder can by its whole name only; a mount point not at all, which is told at once."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    write(Path("."), SAMPLES)
+    assert len(Dataset(tmp_path / "here")) == 3
+    monkeypatch.setattr(os.path, "ismount", lambda path: True)
+    with pytest.raises(OptionError, match=r"--out: .* is a mount point"):
+        check_place(tmp_path / "volume", overwrite=False)
 
 
 def test_a_full_disk_is_said(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from forerun.budget.calibration import Calibration, Table
 from forerun.budget.profile import Profile, ProfileKey
 from forerun.errors import OptionError
-from forerun.folders import cache_folder
+from forerun.folders import cache_folder, check_file, check_folder
 from forerun.parsing import json_of
 
 OPTION = "--calibration-cache"
@@ -41,6 +41,25 @@ def profiles_folder(choice: str | None = None) -> Path | None:
     if choice is None:
         return cache_folder() / "profiles"
     return None if choice == OFF else Path(choice)
+
+
+def check_cache(folder: Path | None) -> None:
+    """OptionError if nothing could be kept in the folder of `profiles_folder`. Nothing is made."""
+    if folder is not None:
+        check_folder(OPTION, folder, f"name another folder, or {OFF}")
+
+
+def check_kept(path: Path, option: str = OPTION) -> None:
+    """Before what takes long: could its result be written to this file of a profile, load study or calibration?
+
+    Raises:
+        OptionError: it could not; `option` says where it goes. Nothing is made.
+    """
+    otherwise = f"name another folder, or {OFF}" if option == OPTION else "name another folder"
+    check_folder(option, path.parent, otherwise)
+    for file, grows in ((path, False), (_lock(path), True)):
+        if path.parent.is_dir():
+            check_file(option, file, grows=grows)
 
 
 # ------------------------------------------------------------------------------------------------------------ profiles
@@ -155,24 +174,28 @@ def calibration_path(key: ProfileKey, drafter: str, folder: Path | None = None) 
     return _in(folder) / f"{_short(key.model)}-{_short(drafter)}-{_digest(conditions)}.calibration.json"
 
 
-def read_calibration(path: Path) -> Calibration | None:
-    """The tables of a file; None: there is none. OptionError: it cannot be used; the command to run is named."""
-    text = _text(path)
+def read_calibration(path: Path, option: str = OPTION) -> Calibration | None:
+    """The tables of a file; None: there is none.
+
+    Raises:
+        OptionError: it cannot be used; `option` says where it is looked for, and the command to run is named.
+    """
+    text = _text(path, option)
     if text is None:
         return None
     try:
         return Calibration.loads(text)
     except OptionError as error:
-        raise _unusable(path, error, "forerun calibrate") from None
+        raise _unusable(path, error, "forerun calibrate", option) from None
 
 
-def write_calibration(path: Path, tables: list[Table]) -> None:
+def write_calibration(path: Path, tables: list[Table], option: str = OPTION) -> None:
     """Adds tables to a file, each in place of the one with its key. A file that cannot be used is replaced.
 
     Raises:
-        OptionError: the folder cannot be written.
+        OptionError: the folder cannot be written; `option` says which it is.
     """
-    with _locked(path):
+    with _locked(path, option):
         try:
             calibration = read_calibration(path) or Calibration()
         except OptionError:
@@ -198,32 +221,36 @@ def _digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _text(path: Path) -> str | None:
+def _text(path: Path, option: str = OPTION) -> str | None:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(OPTION, f"cannot read {path}: {error}") from None
+        raise OptionError(option, f"cannot read {path}: {error}") from None
 
 
-def _unusable(path: Path, error: OptionError, command: str) -> OptionError:
+def _unusable(path: Path, error: OptionError, command: str, option: str = OPTION) -> OptionError:
     found = str(error).removeprefix(f"{error.option}: ")
     hint = "" if command in found else f"; run `{command}` again"
-    return OptionError(OPTION, f"{path} {found}{hint}, or give {OFF!r}")
+    return OptionError(option, f"{path} {found}{hint}" + (f", or give {OFF!r}" if option == OPTION else ""))
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, option: str = OPTION) -> Iterator[None]:
     """Alone at a file, among all processes; its folder is made. OptionError: that is not possible."""
     from filelock import FileLock
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(f".{path.name}.lock")):
+        with FileLock(_lock(path)):
             yield
     except OSError as error:
-        raise OptionError(OPTION, f"cannot write {path}: {error.strerror or error}") from None
+        raise OptionError(option, f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _lock(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
 
 
 def _write(path: Path, text: str) -> None:
@@ -235,6 +262,8 @@ def _write(path: Path, text: str) -> None:
 __all__ = [
     "CALIBRATION",
     "calibration_path",
+    "check_cache",
+    "check_kept",
     "load_study_path",
     "profile_path",
     "profiles_folder",

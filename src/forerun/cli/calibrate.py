@@ -72,7 +72,7 @@ class CalibrateFlags:
         check_rows(self.rows)
         for option, folder in (("--out", self.out), ("--export-sglang", self.export_sglang)):
             if folder is not None:
-                check_writable(option, Path(folder))
+                check_writable(option, folder)
         check_plots(self.plots)
 
     def temperatures(self) -> list[float]:
@@ -128,6 +128,7 @@ def calibrate(
     from forerun.bench.provenance import provenance
 
     with load_fixed(ready) as loaded:
+        _check_files(loaded, ready, run)
         ids = prompt_ids(named, loaded.target.tokenizer, prompts.limit or PROMPTS)
         made = _assessed(loaded, run, ids, dataset)
         files = _kept(loaded, ready, run, made)
@@ -178,21 +179,33 @@ def _kept(engine: Engine, ready: EngineFlags, run: CalibrateFlags, made: Sequenc
     files: dict[str, Path] = {}
     for entry in engine.core.loaded:
         tables = [one.table for one in made if one.drafter == entry.name and one.holds]
-        path = _file(engine, entry, ready, run)
+        path, option = _file(engine, entry, ready, run)
         if tables and path is not None:
-            write_calibration(path, tables)
+            write_calibration(path, tables, option)
             files[entry.name] = path
     return files
 
 
-def _file(engine: Engine, entry: LoadedDrafter, ready: EngineFlags, run: CalibrateFlags) -> Path | None:
-    """Where decoding looks for it. None: nowhere, with `--calibration-cache off`."""
+def _check_files(engine: Engine, ready: EngineFlags, run: CalibrateFlags) -> None:
+    """OptionError if a drafter's tables could not be written, before any round of it is recorded."""
+    from forerun.budget.stored import check_kept
+
+    for entry in engine.core.loaded:
+        path, option = _file(engine, entry, ready, run)
+        if path is not None and entry.name != "vanilla":
+            check_kept(path, option)
+
+
+def _file(engine: Engine, entry: LoadedDrafter, ready: EngineFlags, run: CalibrateFlags) -> tuple[Path | None, str]:
+    """Where decoding looks for it, and the option to change that. None: nowhere, with `--calibration-cache off`."""
     from forerun.bench.calibrating.place import calibration_file
-    from forerun.budget.stored import profiles_folder
+    from forerun.budget.stored import OPTION, profiles_folder
 
     if run.out is not None:
-        return Path(run.out) / entry.config.calibration_name
-    return calibration_file(engine.target, entry, profiles_folder(ready.calibration_cache))
+        return Path(run.out) / entry.config.calibration_name, "--out"
+    folder = profiles_folder(ready.calibration_cache)
+    path = calibration_file(engine.target, entry, folder)
+    return path, OPTION if path is None or path.parent == folder else "--out"  # of a drafter's own folder
 
 
 def _export(made: Sequence[Assessment], folder: Path) -> None:
@@ -203,7 +216,7 @@ def _export(made: Sequence[Assessment], folder: Path) -> None:
             key = one.table.key
             words = (one.drafter, key.verify_mode, key.draft_sample_method, key.temperature, key.filters)
             path = folder / f"{re.sub(r'[^A-Za-z0-9_.=-]+', '-', '-'.join(words))}.sglang.json"
-            Output(str(path)).write(as_json(one.sglang()))
+            Output(str(path), "--export-sglang").write(as_json(one.sglang()))
             notes().print(f"wrote {path}: {key}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,12 @@ from forerun.cli.measuring import (
     SeedFlag,
     TemperatureFlag,
     TokensFlag,
-    in_the_way_of,
     typed,
 )
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, PromptFlags, flags
 from forerun.cli.prompts import check_prompts, named_prompts, prompt_ids
 from forerun.errors import OptionError
+from forerun.folders import check_file, check_folder
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ PAIRS = 5
 ASKED_TOGETHER = 8
 """Requests decoded together to hear confidences, at most."""
 ROWS = "rows.jsonl"
+REPORTS = ("compare.md", "compare.html", "compare.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +76,13 @@ class CompareFlags:
         return made
 
     def check_out(self) -> None:
-        """OptionError: the folder could not be made or written. Nothing is made yet."""
+        """OptionError: the folder, or a file in it, could not be made or written. Nothing is made yet."""
         if self.out is None:
             return
-        there = in_the_way_of(self.out)
-        if there is not None:
-            raise OptionError("--out", f"{self.out} cannot be a folder: {there} is none that can be written")
+        check_folder("--out", self.out)
+        if os.path.isdir(self.out):
+            for name in (ROWS, *REPORTS):
+                check_file("--out", Path(self.out, name), grows=name == ROWS)
 
     def folder(self) -> Path | None:
         """Made if it is not there. OptionError: it cannot be."""
@@ -169,12 +172,8 @@ def _write(findings: Findings, folder: Path) -> None:
     from forerun.bench.comparing.markdown import markdown
     from forerun.bench.comparing.page import page
 
-    texts = {
-        "compare.md": markdown(findings, typed()),
-        "compare.html": page(findings, typed()),
-        "compare.json": as_json(findings.as_dict()) + "\n",
-    }
-    for name, text in texts.items():
+    texts = (markdown(findings, typed()), page(findings, typed()), as_json(findings.as_dict()) + "\n")
+    for name, text in zip(REPORTS, texts, strict=True):
         try:
             write_whole(folder / name, text)
         except OSError as error:

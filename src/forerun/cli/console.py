@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from forerun.errors import OptionError
-from forerun.folders import check_writable
+from forerun.folders import check_file
 
 PATIENCE = 2.0
 """Seconds after which a wait is shown."""
@@ -105,16 +105,12 @@ def _block(left: str, items: Sequence[str], right: str, indent: str) -> str:
 class Output:
     """Where a result goes: stdout, or a file that appears only when it is complete."""
 
-    def __init__(self, path: str | None = None):
-        """OptionError if the file could not be written; nothing is created yet."""
+    def __init__(self, path: str | None = None, option: str = "--output"):
+        """OptionError, of the option that names the file, if it could not be written; nothing is created yet."""
         self.path = None if path is None else Path(path)
-        if self.path is None:
-            return
-        if path == "":  # to Path it is the working folder
-            raise OptionError("--output", "is empty; name a file")
-        if self.path.is_dir():
-            raise OptionError("--output", f"{path} is a folder")
-        check_writable("--output", self.path.parent)
+        self._option = option
+        if path is not None:
+            check_file(option, path)
 
     def write(self, text: str) -> None:
         """The whole result, at once."""
@@ -125,7 +121,7 @@ class Output:
         try:
             write_whole(self.path, text)
         except OSError as error:
-            raise OptionError("--output", f"cannot write {self.path}: {error.strerror or error}") from None
+            raise OptionError(self._option, f"cannot write {self.path}: {error.strerror or error}") from None
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -17,7 +15,7 @@ import typer
 from forerun.cli.console import progress
 from forerun.cli.options import EngineFlags
 from forerun.errors import OptionError
-from forerun.folders import check_writable
+from forerun.folders import check_file, check_folder
 
 if TYPE_CHECKING:
     from forerun.bench.profiling.profiler import Findings, ProfileOptions
@@ -121,9 +119,9 @@ def numbers(option: str, text: str, kind: Callable[[str], _Number], least: float
 
 
 def check_rows(rows: str | None) -> None:
-    """OptionError if the file could not be made."""
+    """OptionError if the file could not be made or added to."""
     if rows is not None:
-        check_writable("--rows", Path(rows).absolute().parent)
+        check_file("--rows", rows, grows=True)
 
 
 def check_seed(seed: int | None) -> None:
@@ -138,16 +136,7 @@ def check_plots(plots: str | None) -> None:
         return
     if importlib.util.find_spec("matplotlib") is None:
         raise OptionError("--plots", "needs matplotlib: pip install 'forerun[bench]'")
-    place = in_the_way_of(plots)
-    if place is not None:
-        raise OptionError("--plots", f"{place} is no folder that can be written")
-
-
-def in_the_way_of(folder: str | Path) -> Path | None:
-    """What of a folder's path is there already and cannot be written to; None: it can be made."""
-    path = Path(folder).absolute()
-    place = next(one for one in (path, *path.parents) if os.path.lexists(one))
-    return None if os.path.isdir(place) and os.access(place, os.W_OK) else place
+    check_folder("--plots", plots)
 
 
 def typed() -> str:
@@ -167,7 +156,6 @@ __all__ = [
     "check_rows",
     "check_seed",
     "fixed",
-    "in_the_way_of",
     "labels_of",
     "load_fixed",
     "measurable",

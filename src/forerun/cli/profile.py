@@ -14,7 +14,6 @@ from forerun.cli.console import Output, as_json, notes, screen
 from forerun.cli.measuring import (
     TargetArgument,
     check_plots,
-    in_the_way_of,
     load_fixed,
     measurable,
     measured,
@@ -22,7 +21,6 @@ from forerun.cli.measuring import (
 )
 from forerun.cli.options import EngineFlags, JsonFlag, OutputFlag, PromptFlags, flags
 from forerun.cli.prompts import named_prompts, prompt_ids
-from forerun.errors import OptionError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,16 +69,19 @@ def profile(
 
     forerun profile embedded --drafter ngram,small
     """
-    from forerun.budget.stored import profiles_folder, write_profile
+    from forerun.budget.stored import check_cache, check_kept, profile_path, profiles_folder, write_profile
+    from forerun.engine.profile_key import engine_key
 
     destination = Output(output)
     check_plots(amount.plots)
     options = amount.options()
     folder = profiles_folder(engine.calibration_cache)
-    _check_takes_files(folder)
+    check_cache(folder)
     ready = measurable(engine, model)
     named = named_prompts(prompts)
     with load_fixed(ready) as loaded:
+        if folder is not None:
+            check_kept(profile_path(engine_key(loaded.target), folder))
         ids = prompt_ids(named, loaded.target.tokenizer, prompts.limit or PROMPTS)
         findings = measured(loaded, ids, options)
         path = None if folder is None else write_profile(findings.profile, folder)
@@ -90,12 +91,6 @@ def profile(
 
         for picture in draw_profile(findings.profile, Path(amount.plots), typed()):
             notes().print(f"wrote {picture}")
-
-
-def _check_takes_files(folder: Path | None) -> None:
-    """OptionError if the profile could not be kept there: found before measuring. Nothing is made yet."""
-    if folder is not None and in_the_way_of(folder) is not None:
-        raise OptionError("--calibration-cache", f"{folder} cannot be made or written; name another folder, or off")
 
 
 # ------------------------------------------------------------------------------------------------------------- showing

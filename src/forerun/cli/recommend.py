@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from forerun.bench.recommending.recommendation import Candidate, Choice
     from forerun.bench.recommending.report import Recommendation
     from forerun.budget.costs import Costs
+    from forerun.budget.profile import Profile
     from forerun.drafters.config import SpeculativeConfig
     from forerun.engine import Engine
     from forerun.engine.propose import LoadedDrafter
@@ -107,6 +108,7 @@ def recommend(
     named = named_prompts(prompts)
     with waiting("loading"):
         loaded = load_target_of(ready)
+    _check_costs(ready, loaded, configs)
     ids = prompt_ids(named, loaded.tokenizer, prompts.limit or PROMPTS)
     singles = [_choice(ready, loaded, config, ids, run) for config in configs]
     choices: list[Choice] = [*singles, *_mixtures(ready, loaded, configs, singles, ids, run)]
@@ -219,15 +221,39 @@ def _engine(ready: EngineFlags, target: HFTarget, configs: Sequence[SpeculativeC
     return Engine(target, loaded, options, scheduling=scheduling_of(target, loaded, options, look_up=False))
 
 
+def _check_costs(ready: EngineFlags, target: HFTarget, configs: Sequence[SpeculativeConfig]) -> None:
+    """OptionError if costs must be measured and could not be kept: told before the first drafter decodes."""
+    from forerun.budget.stored import check_kept, profile_path, profiles_folder, read_profile
+    from forerun.drafters import drafter_class
+    from forerun.engine.profile_key import engine_key
+
+    folder = profiles_folder(ready.calibration_cache)
+    if folder is None:
+        return
+    key = engine_key(target)
+    found = read_profile(key, folder)
+    if not all(_known(found, drafter_class(config.name).name, config) for config in configs):
+        check_kept(profile_path(key, folder))
+
+
+def _known(profile: Profile | None, drafter: str, config: SpeculativeConfig) -> bool:
+    """Whether the costs of this very drafter are in a profile."""
+    from forerun.engine.profile_key import model_of
+
+    if profile is None or drafter not in profile.drafts:
+        return False
+    return profile.models.get(drafter, "") == model_of(config)
+
+
 def _costs(engine: Engine, ready: EngineFlags, prompts: list[list[int]], options: ProfileOptions) -> Costs:
     """As stored for this machine; measured and stored where that lacks the drafter."""
     from forerun.budget.stored import profiles_folder, read_profile, write_profile
-    from forerun.engine.profile_key import engine_key, model_of
+    from forerun.engine.profile_key import engine_key
 
     [entry] = engine.core.loaded
     folder = profiles_folder(ready.calibration_cache)
     known = None if folder is None else read_profile(engine_key(engine.target), folder)
-    if known is not None and known.models.get(entry.name, "") == model_of(entry.config) and entry.name in known.drafts:
+    if known is not None and _known(known, entry.name, entry.config):
         return known.costs(entry.name)
     notes().print(f"the costs of {entry.name} are not known on this machine: measuring")
     profile = measured(engine, prompts, options, None if known is None else known.verify).profile

@@ -15,6 +15,7 @@ from forerun.cli.console import Output, as_json, notes, progress, waiting
 from forerun.cli.options import EngineFlags, JsonFlag, SamplingFlags, flags
 from forerun.cli.template import TemplateFlags
 from forerun.errors import OptionError
+from forerun.folders import check_file
 
 if TYPE_CHECKING:
     from forerun.training.data.jobs import Answerer, Job
@@ -72,13 +73,11 @@ def regenerate(
 
     forerun data regenerate prompts.jsonl --target MODEL --temperature 0.7 --out answers.jsonl
     """
-    from forerun.training.data.regenerate import check_file
-
     servers.check()
     if limit is not None and limit < 1:
         raise OptionError("--limit", f"must be at least 1, got {limit}")
     path = Path(out)
-    check_file(path)
+    check_file("--out", out, grows=True)
     given = sampling.given(max_tokens=MAX_TOKENS)
     if given["max_tokens"] < 1:
         raise OptionError("--max-tokens", "must be at least 1, got 0: an answer of no token teaches nothing")

@@ -167,16 +167,26 @@ def _calibration(target: Target, entry: LoadedDrafter, folder: Path | None) -> C
     """The file that was named; else what lies in the drafter's own folder, or in that of the profiles."""
     named = entry.config.confidence_calibration_path
     if named is not None:
-        found = read_calibration(Path(named))
+        found = read_calibration(Path(named), "confidence_calibration_path")
         if found is None:
             raise OptionError("confidence_calibration_path", f"{named} does not exist")
         return found
     own = None if entry.config.model is None else Path(entry.config.model) / entry.config.calibration_name
     if own is not None and own.is_file():
-        return read_calibration(own)
+        return usable_calibration(own)
     if folder is None:
         return None
-    return read_calibration(calibration_path(engine_key(target), calibrated_as(entry), folder))
+    return usable_calibration(calibration_path(engine_key(target), calibrated_as(entry), folder))
+
+
+def usable_calibration(path: Path) -> Calibration | None:
+    """The tables of a file that nobody named; None: there is none, or a warning says why it is done without."""
+    try:
+        return read_calibration(path, "calibration")
+    except OptionError as error:
+        found = str(error).removeprefix(f"{error.option}: ")
+        logger.warning("confidences are taken as they come: %s", found)
+        return None
 
 
 # ------------------------------------------------------------------------------------------------------- what is exact
@@ -197,4 +207,4 @@ def _exposed(policy: Policy, drafting: Sequence[LoadedDrafter], options: EngineO
     return frozenset(exposed)
 
 
-__all__ = ["scheduling_of"]
+__all__ = ["scheduling_of", "usable_calibration"]

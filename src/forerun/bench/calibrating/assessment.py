@@ -181,19 +181,11 @@ def assess(
     positions = _judged(test, Scaling.of(alone), scaling)
     qualities = ([p.before for p in positions], [p.after for p in positions])
     errors, bars = ([tuple(getattr(q, what) for q in each) for each in qualities] for what in ("ece", "bars"))
+    rounds = len(train.logits)
+    table = Table(key, scaling.temperatures, dataset, rounds, errors[0], errors[1], bars[0], bars[1], scaling.shifts)
     return Assessment(
         recorded[0].drafter,
-        Table(
-            key,
-            scaling.temperatures,
-            dataset,
-            len(train.logits),
-            errors[0],
-            errors[1],
-            bars[0],
-            bars[1],
-            scaling.shifts,
-        ),  # fmt: skip
+        table,
         len(fitting),
         len(test.logits),
         len(judging),

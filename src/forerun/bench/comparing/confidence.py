@@ -13,9 +13,9 @@ from forerun.bench.calibrating.recorder import Conditions, Recorder, Recording
 from forerun.bench.calibrating.rounds_file import RoundsFile
 from forerun.budget.calibration import Table
 from forerun.budget.scaling import Scaling
-from forerun.budget.stored import read_calibration
 from forerun.engine import Engine
 from forerun.engine.propose import LoadedDrafter
+from forerun.engine.tuning import usable_calibration
 from forerun.errors import OptionError
 from forerun.sampling import Sampling
 from forerun.target.base import Target
@@ -70,7 +70,7 @@ def confidence(engine: Engine, questions: Questions, advance: Callable[[int], ob
 def _table(engine: Engine, conditions: Conditions, questions: Questions) -> Table | None:
     """The calibration that decoding would use."""
     path = calibration_path_of(engine.target, conditions.entry, questions.profiles)
-    found = None if path is None else read_calibration(path)
+    found = None if path is None else usable_calibration(path)
     return None if found is None else found.table(conditions.key)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from forerun.errors import OptionError
-from forerun.folders import check_writable
 from forerun.journal import Journal, whole_lines
 from forerun.parsing import json_of
 from forerun.training.data.jobs import Answerer, Job, jobs_of
@@ -20,13 +19,6 @@ from forerun.training.data.sources import Sources
 
 SYNC_EVERY = 1.0
 """Seconds of answers that a power cut may take; a killed process takes the line it was writing."""
-
-
-def check_file(path: Path) -> None:
-    """OptionError if no answers can be written there; nothing is created yet."""
-    if path.is_dir():
-        raise OptionError("--out", f"{path} is a folder; name a file")
-    check_writable("--out", path.absolute().parent)
 
 
 class AnswerFile:

@@ -134,6 +134,8 @@ def check_place(folder: Path, overwrite: bool) -> None:
     """OptionError if a dataset cannot be written to a folder."""
     if folder.exists() and not folder.is_dir():
         raise OptionError("--out", f"{folder} is a file; name a folder")
+    if os.path.ismount(folder):
+        raise OptionError("--out", f"{folder} is a mount point, which cannot be replaced; name a new folder in it")
     check_writable("--out", folder.absolute().parent)
     if not folder.is_dir() or not any(folder.iterdir()):
         return
@@ -158,7 +160,8 @@ def new_folder(final: Path, overwrite: bool = False) -> Iterator[Path]:
         OptionError: the place is taken, cannot be written, or the disk is full.
     """
     check_place(final, overwrite)
-    part = final.absolute().with_name(f".{final.name}.{os.getpid()}.part")
+    final = final.absolute()  # the working folder has no name of its own, and cannot be renamed by `.`
+    part = final.with_name(f".{final.name}.{os.getpid()}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a process of this number that was killed
     try:
         part.mkdir()
