@@ -92,6 +92,48 @@ def test_by_keyboard_alone(visit, served):
     assert page.locator("#help-dialog").is_hidden()
 
 
+def test_single_keys_can_be_switched_off(visit, served):
+    """By keyboard, in the list of keys (WCAG 2.1.4): then only a button or a chord acts, here and after a reload."""
+    page = until_ready(visit(served).page)
+    keys = page.keyboard
+    keys.press("?")
+    page.focus("#single-keys")
+    keys.press("Space")
+    keys.press("Escape")
+    for _ in range(2):
+        for key in ("2", "t", "?", "/"):
+            keys.press(key)
+        assert page.locator("#panel-playground").is_visible()
+        assert page.evaluate("document.documentElement.dataset.theme ?? 'system'") == "system"
+        assert page.locator("#help-dialog").is_hidden()
+        assert page.evaluate("document.activeElement.id") != "prompt"
+        assert page.locator("#theme").get_attribute("aria-keyshortcuts") is None
+        page.reload()
+        until_ready(page)
+    page.focus("#help")
+    keys.press("Enter")
+    page.focus("#single-keys")
+    keys.press("Space")
+    keys.press("Escape")
+    keys.press("2")
+    assert page.locator("#panel-race").is_visible()
+
+
+def test_a_drafter_that_copies_is_called_so(visit, served):
+    """By the server's own name for it."""
+    page = visit(served).page
+
+    def copying(route):
+        info = route.fetch().json()
+        info["speculative_config"] = [{"name": "dspark", "label": "dspark+lookup", "method": "dspark"}]
+        route.fulfill(json=info)
+
+    page.route("**/server_info", copying)
+    page.reload()
+    until_ready(page)
+    assert " dspark+lookup " in page.locator("#about").inner_text()
+
+
 def test_streams_are_said_aloud(visit, served):
     """A live region says that it begins, what was generated and that it is done; not every token by itself."""
     page = until_ready(visit(served).page)

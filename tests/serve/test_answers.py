@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 
 import pytest
 
+from engine.conftest import configured
 from forerun import Sampling
 from forerun.budget.calibration import Calibration, CalibrationKey, Table
+from forerun.cli.serve import serve
 from forerun.drafters.ngram import Ngram
+from forerun.drafters.small import Small
+from forerun.engine import Engine
+from forerun.serve import ServeOptions
 from serve.kit import PRINTABLE, Site, ascii_model, counted, engine, guesses, joined, noisy_engine, script_model
+from tiny import save_tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -453,6 +460,7 @@ def test_reports(site):
     assert site.get("/version").json["version"]
     info = site.get("/server_info").json
     assert [drafter["name"] for drafter in info["speculative_config"]] == ["ngram", "small"]
+    assert [drafter["label"] for drafter in info["speculative_config"]] == ["ngram", "small"]
     assert info["max_model_len"] == 400
     [model] = site.get("/v1/models").json["data"]
     assert {"id", "object", "created", "owned_by", "root", "max_model_len"} <= set(model)
@@ -475,6 +483,45 @@ def test_server_info_tells_what_is_in_force():
         assert (line["drafter"], line["temperature"], line["rounds"]) == ("small", "0.7", 900)
         assert (line["ece_before"], line["ece_after"]) == ([0.2], [0.1])
         assert b"a-secret" not in reply.body
+
+
+def test_a_drafter_that_copies_is_told_by_its_name():
+    """As `--drafter` takes it: with prompt lookup mixed in it is another drafter."""
+    target = ascii_model()
+    with Site(lambda: configured(target, Small(ascii_model(), 257), {"prompt_lookup_max": 3})) as site:
+        [told] = site.get("/server_info").json["speculative_config"]
+    assert (told["name"], told["label"]) == ("small", "small+lookup")
+
+
+TOLD_AS = {
+    "target": "model",
+    "drafter": "speculative_config",
+    "speculative_config_key": "speculative_config",
+}
+"""Flags that /server_info tells under another name."""
+
+
+def test_server_info_forgets_no_flag(site):
+    """What `forerun serve` can be told, it tells; of keys only how many there are."""
+    flags = set(inspect.signature(serve).parameters)
+    assert {"host", "tokenizer", "api_key", "max_num_seqs", "block_size"} <= flags
+    info = site.get("/server_info").json
+    assert {TOLD_AS.get(flag, flag) for flag in flags} - info["options"].keys() - info.keys() == set()
+
+
+def test_server_info_tells_the_tokenizer_and_no_login(tiny_qwen3_dir, tmp_path):
+    """Which folder is used in place of the model's own; the collector's address without what opens it."""
+    save_tokenizer(tmp_path, "{{ messages[0].content }}, and then:")
+    endpoint = "https://me:a-secret@collector:4318/v1?token=a-secret"
+    options = ServeOptions(tokenizer=str(tmp_path), otlp_traces_endpoint=endpoint)
+    with Site(lambda: Engine.load(str(tiny_qwen3_dir)), tokenizer=str(tmp_path)) as site:
+        site.server.service.options = options
+        reply = site.get("/server_info")
+        assert reply.json["options"]["tokenizer"] == str(tmp_path)
+        assert reply.json["options"]["otlp_traces_endpoint"] == "https://collector:4318/v1"
+        assert b"a-secret" not in reply.body
+        found = site.post("/tokenize", {"messages": HELLO, "return_token_strs": True}).json
+        assert "".join(found["token_strs"]) == "hello, and then:"
 
 
 def test_the_request_id_comes_back(site):

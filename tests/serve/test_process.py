@@ -113,6 +113,14 @@ def test_the_openai_client_reads_whole_answers(client):
     assert completion.usage.prompt_tokens == 9
 
 
+def test_server_info_tells_where_it_listens(served):
+    """The port that was free, too."""
+    request = urllib.request.Request(f"{served.url}/server_info", headers={"Authorization": f"Bearer {KEY}"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        options = json.load(answer)["options"]
+    assert served.url == f"http://{options['host']}:{options['port']}"
+
+
 def test_the_openai_client_reads_streams(client):
     """The pieces add up to the whole; usage comes last."""
     messages = [{"role": "user", "content": "hello"}]

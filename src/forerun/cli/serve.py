@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -72,6 +71,9 @@ class ServeFlags:
     ] = None
     override_generation_config: Annotated[
         str | None, _flag("Sampling defaults: '{\"temperature\": 0.7}'.", _REQUESTS, metavar="JSON")
+    ] = None
+    tokenizer: Annotated[
+        str | None, _flag("Folder of a tokenizer in place of the model's own.", _SERVER, metavar="DIR")
     ] = None
     chat_template: Annotated[
         str | None, _flag("Jinja file or text in place of the model's own template.", _REQUESTS, metavar="FILE")
@@ -171,9 +173,6 @@ class OperatorFlags:
 class ModelFlags:
     """What is served differently than the model alone says."""
 
-    tokenizer: Annotated[
-        str | None, _flag("Folder of a tokenizer in place of the model's own.", _SERVER, metavar="DIR")
-    ] = None
     enable_prefix_caching: Annotated[
         bool | None,
         _flag(
@@ -183,22 +182,12 @@ class ModelFlags:
         ),
     ] = None
 
-    def check(self) -> None:
-        """OptionError: there is no such folder."""
-        if self.tokenizer is not None and not Path(self.tokenizer).is_dir():
-            raise OptionError("--tokenizer", f"{self.tokenizer} is no folder")
-
     def load(self, flags: EngineFlags, configs: Sequence[SpeculativeConfig]) -> Engine:
         """The engine to serve. ForerunError names the flag it is about."""
         from forerun.cli.load import load_with
 
         given = self.enable_prefix_caching
-        engine = load_with(flags, configs, **({} if given is None else {"enable_prefix_caching": given}))
-        if self.tokenizer is not None:
-            from forerun.target.other_tokenizer import other_tokenizer
-
-            engine.target.tokenizer = other_tokenizer(self.tokenizer, engine.target, flags.trust_remote_code)
-        return engine
+        return load_with(flags, configs, **({} if given is None else {"enable_prefix_caching": given}))
 
 
 @flags
@@ -215,7 +204,6 @@ def serve(
     forerun serve embedded --drafter small
     """
     operator.check()
-    models.check()
     chosen = options.options()
     engine = engine.at(model)
     configs = chosen_drafters(engine)  # what is wrong there is told before anything is loaded

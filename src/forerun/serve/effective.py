@@ -7,14 +7,26 @@ from dataclasses import asdict
 from typing import Any
 
 from forerun.budget.calibration import Calibration
-from forerun.serve.service import Service
+from forerun.serve.server import Server
+from forerun.target.base import BLOCK_SIZE
+
+ALWAYS = {
+    "block_size": BLOCK_SIZE,
+    "enable_auto_tool_choice": True,
+    "enable_chunked_prefill": True,
+    "enforce_eager": True,
+    "quantization": None,
+}
+"""Flags of `forerun serve` that can only ask for what is so."""
 
 
-def effective(service: Service) -> dict[str, Any]:
+def effective(server: Server) -> dict[str, Any]:
     """`options` of the server and of the engine by name, and `calibration` in a line for each table."""
-    options, engine = service.options, service.engine.engine
-    told = asdict(options) | asdict(engine.options)
+    options, engine = server.service.options, server.service.engine.engine
+    host, port = server.address or (None, None)
+    told = ALWAYS | asdict(options) | asdict(engine.options) | {"host": host, "port": port}
     told["api_key"] = f"{len(options.api_key)} set" if options.api_key else None  # the keys themselves stay inside
+    told["otlp_traces_endpoint"] = _without_login(options.otlp_traces_endpoint)
     told["chat_template"] = options.chat_template is not None
     scheduler = engine.core.schedule.scheduler
     return {
@@ -22,6 +34,15 @@ def effective(service: Service) -> dict[str, Any]:
         "policy": scheduler.options.policy,
         "calibration": [line for name, one in sorted(scheduler.calibrations.items()) for line in _lines(name, one)],
     }
+
+
+def _without_login(url: str | None) -> str | None:
+    """An address may carry a name and a password, or a token behind `?`."""
+    if url is None:
+        return None
+    before, slashes, rest = url.partition("?")[0].rpartition("//")
+    place, slash, path = rest.partition("/")
+    return f"{before}{slashes}{place.rpartition('@')[2]}{slash}{path}"
 
 
 def _lines(drafter: str, calibration: Calibration) -> list[dict[str, Any]]:

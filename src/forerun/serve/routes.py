@@ -127,7 +127,7 @@ def _add_reports(app: FastAPI, server: Server) -> None:
 
     @app.get("/server_info", response_model=None)
     async def server_info() -> Response:
-        return _json(info(server) | effective(server.service))
+        return _json(info(server) | effective(server))
 
     @app.get("/forerun/profile", response_model=None)
     async def profile() -> Response:

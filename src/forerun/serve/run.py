@@ -76,7 +76,8 @@ def serve(
     )
     web = _Uvicorn(config)
     web.server = app.state.server
-    listening(f"http://{host}:{sock.getsockname()[1]}")
+    web.server.address = host, sock.getsockname()[1]
+    listening(f"http://{host}:{web.server.address[1]}")
     asyncio.run(_run(web, sock, app.state.server))
     if app.state.server.error is not None:
         raise app.state.server.error

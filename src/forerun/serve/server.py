@@ -43,6 +43,8 @@ class Server:
         self.error: BaseException | None = None
         """Why there is no engine."""
         self.loading = False
+        self.address: tuple[str, int] | None = None
+        """Host and port it listens at; None: the application is served by somebody else."""
 
     @property
     def ready(self) -> bool:
@@ -154,7 +156,8 @@ def info(server: Server) -> dict[str, Any]:
         "logprobs_mode": service.options.logprobs_mode,
         "tool_call_parser": service.tools.parser,
         "speculative_config": [
-            {"name": entry.name, **entry.config.model_dump(exclude_unset=True)} for entry in service.loaded
+            {"name": entry.name, "label": entry.label, **entry.config.model_dump(exclude_unset=True)}
+            for entry in service.loaded
         ],
         "num_speculative_tokens": service.most_drafted,
         "drafting": totals.as_dict(),

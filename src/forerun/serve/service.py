@@ -34,6 +34,7 @@ from forerun.serve.tokens import TokenText
 from forerun.serve.tools import ToolCalls
 from forerun.serve.tracing import Tracer, no_tracer
 from forerun.target.hf import HFTarget
+from forerun.target.other_tokenizer import other_tokenizer
 
 if TYPE_CHECKING:
     from forerun.serve.generation import Generation
@@ -71,6 +72,10 @@ class Service:
         self.engine = engine
         self.options = options
         self.target = engine.engine.target
+        if options.tokenizer is not None:
+            self.target.tokenizer = other_tokenizer(
+                options.tokenizer, self.target, engine.engine.options.trust_remote_code
+            )
         self.loaded = engine.engine.core.loaded
         self.names = options.served_model_name or (self.target.name,)
         self.created = int(time.time())

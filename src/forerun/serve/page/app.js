@@ -11,6 +11,7 @@ import * as race from "./race.js";
 const TABS = ["playground", "race", "live", "profile"];
 const LONGEST_WAIT = 8; // seconds between two attempts to connect
 const THEMES = ["system", "light", "dark"];
+const SINGLE_KEYS = "forerun-single-keys"; // kept: on or off
 const SENDABLE = /^[\x20-\x7e]+$/; // what a header can carry and a key of the server can be
 
 let attempts = 0;
@@ -36,19 +37,13 @@ function settle(info) {
   attempts = 0;
   show($("notice"), false);
   status("ready", "ready");
-  const drafters = info.speculative_config.map(named).join(" + ") || "no drafter";
+  const drafters = info.speculative_config.map((drafter) => drafter.label).join(" + ") || "no drafter";
   $("model").textContent = info.served_model_names[0] ?? info.model;
   $("about").textContent = [info.dtype, info.device, drafters, `${info.verify_mode} mode`].join(" · ");
   $("version").textContent = `forerun ${info.version}`;
   for (const part of [playground, race, profile]) part.know(info);
   live.start();
   if (selected() === "profile") profile.load();
-}
-
-/** As `--drafter` is told: with prompt lookup mixed in it is another drafter. */
-function named(drafter) {
-  const lookup = drafter.name !== "ngram" && (drafter.prompt_lookup_max ?? drafter.prompt_lookup_min);
-  return lookup ? `${drafter.name}+lookup` : drafter.name;
 }
 
 function wait(state, message) {
@@ -128,17 +123,44 @@ function theme() {
   const next = THEMES[(THEMES.indexOf(chosen) + 1) % THEMES.length];
   if (next === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = next;
-  try {
-    localStorage.setItem("forerun-theme", next);
-  } catch {
-    // Storage can be forbidden; the choice then lasts until the page is loaded again.
-  }
+  keep("forerun-theme", next);
   nameTheme();
   say(`Theme: ${next}.`);
 }
 
 function nameTheme() {
   $("theme").textContent = `Theme: ${document.documentElement.dataset.theme ?? "system"}`;
+}
+
+/** The choice of whether single keys act: some type by voice, and what they say would be taken for shortcuts. */
+function useSingleKeys(on) {
+  $("single-keys").checked = on;
+  for (const [id, key] of [["theme", "t"], ["help", "?"]]) {
+    if (on) $(id).setAttribute("aria-keyshortcuts", key);
+    else $(id).removeAttribute("aria-keyshortcuts");
+  }
+  show($("help-key"), on);
+}
+
+function chooseSingleKeys() {
+  useSingleKeys($("single-keys").checked);
+  keep(SINGLE_KEYS, $("single-keys").checked ? "on" : "off");
+}
+
+function keep(name, value) {
+  try {
+    localStorage.setItem(name, value);
+  } catch {
+    // Storage can be forbidden; the choice then lasts until the page is loaded again.
+  }
+}
+
+function kept(name) {
+  try {
+    return localStorage.getItem(name);
+  } catch {
+    return null;
+  }
 }
 
 function pressed(event) {
@@ -158,6 +180,7 @@ function pressed(event) {
 }
 
 function shortcut(event) {
+  if (!$("single-keys").checked) return;
   const tab = TABS[Number(event.key) - 1];
   if (tab) select(tab, true);
   else if (event.key === "?") $("help-dialog").showModal();
@@ -186,6 +209,8 @@ function start() {
   $("help").addEventListener("click", () => $("help-dialog").showModal());
   $("help-close").addEventListener("click", () => $("help-dialog").close());
   $("theme").addEventListener("click", theme);
+  $("single-keys").addEventListener("change", chooseSingleKeys);
+  useSingleKeys(kept(SINGLE_KEYS) !== "off");
   $("retry").addEventListener("click", connect);
   document.addEventListener("keydown", pressed);
   for (const name of TABS) {
