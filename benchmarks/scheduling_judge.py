@@ -12,6 +12,7 @@ from tables import table
 
 from forerun.bench.load.protocol import ALPHA, LEAST_PAIRS, bound, geometric_mean, holm, p_value
 from forerun.bench.load.study import BAR, families
+from forerun.bench.verdicts import NOT_PROVEN
 
 WRONG_BAR = 0.95
 """Speed over plain decoding's with a drafter that is always wrong."""
@@ -180,7 +181,7 @@ def _same_text(folders: Sequence[Path]) -> Claim:
         for name, one in (("compare", compare), ("verify", certificate)):
             if one is not None:
                 line = f"{folder.name}, {name}: lossless: {one['lossless']}"
-                unproven = one.get("verdict") == "not proven"  # nothing was drafted, so nothing was checked
+                unproven = one.get("verdict") == NOT_PROVEN  # nothing was drafted, so nothing was checked
                 (missing if unproven else found if one["lossless"] else failed).append(line)
     return _claim("scheduling changes no output", failed, missing, found)
 

@@ -117,8 +117,9 @@ def test_all_stages_and_on_again(
     assert str(tmp_path) not in card
     assert "cpu_seconds: 1.5" in card
 
-    before = len(noted)
+    before, written = len(noted), (work / "held_out.jsonl").stat()
     assert begin(qwen, tiny_qwen3_dir, work, answers) == 0
+    assert (work / "held_out.jsonl").stat().st_mtime_ns == written.st_mtime_ns
     assert [words[2:4] for words in noted[before:]] == [["train", "dspark"]]  # it finds that it is finished
     assert qwen_progress(work / "runs" / "dspark")["used"]["tokens"] == progress["used"]["tokens"]
     assert begin(qwen, tiny_qwen3_dir, work, answers, "--cpu-minutes", "0.1") == 2

@@ -13,6 +13,7 @@ from forerun.bench.checks import Check, SampledResult
 from forerun.bench.chisquare import holm
 from forerun.bench.comparison import Advance, Comparison, Findings, Task
 from forerun.bench.provenance import provenance
+from forerun.bench.verdicts import LOSSLESS, NOT_LOSSLESS, NOT_PROVEN
 from forerun.drafters.ngram import Ngram
 from forerun.drafters.small import Small
 from forerun.engine import Engine, EngineOptions
@@ -21,9 +22,6 @@ from forerun.engine.propose import LoadedDrafter
 from forerun.sampling import Sampling, VerifyMode
 
 logger = logging.getLogger("forerun")
-
-LOSSLESS, NOT_LOSSLESS, NOT_PROVEN = "lossless", "NOT lossless", "not proven"
-"""Verdicts."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forerun.bench.verdicts import LOSSLESS, NOT_LOSSLESS, NOT_PROVEN
 from forerun.cli.console import Output, as_json, progress, screen, waiting
 from forerun.cli.load import with_drafters
 from forerun.cli.measuring import check_seed
@@ -20,8 +21,8 @@ from forerun.sampling import GREEDY_BELOW, Sampling
 if TYPE_CHECKING:
     from forerun.bench.certificate import Certificate, CertificateOptions
 
-EXIT_CODES = {"lossless": 0, "NOT lossless": 1, "not proven": 3}
-"""By verdict: every check held; one failed; none did, but some had nothing to check."""
+EXIT_CODES = {LOSSLESS: 0, NOT_LOSSLESS: 1, NOT_PROVEN: 3}
+"""By verdict."""
 
 MOST_DRAFTED = 8
 """K up to which every length is tried, where the drafter can make as many."""
@@ -135,8 +136,8 @@ def _show(certificate: Certificate) -> None:
     failed = [check.name for check in certificate.checks if not (check.passed or check.void)]
     void = [check.name for check in certificate.checks if check.void]
     if failed:
-        console.print(f"[bold red]NOT lossless[/]: {len(failed)} checks failed: {', '.join(failed)}")
+        console.print(f"[bold red]{NOT_LOSSLESS}[/]: {len(failed)} checks failed: {', '.join(failed)}")
     elif void:
-        console.print(f"[bold yellow]not proven[/]: {len(void)} checks had nothing to check: {', '.join(void)}")
+        console.print(f"[bold yellow]{NOT_PROVEN}[/]: {len(void)} checks had nothing to check: {', '.join(void)}")
     else:
-        console.print(f"[bold green]lossless[/]: all {len(certificate.checks)} checks passed")
+        console.print(f"[bold green]{LOSSLESS}[/]: all {len(certificate.checks)} checks passed")

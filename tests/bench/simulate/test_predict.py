@@ -71,6 +71,26 @@ def test_drafters_that_take_turns_are_predicted_with_what_each_got_right():
     assert found["predicted_tokens_per_second"] == pytest.approx((1 + 0.3 * 0.5 + 0.7) / seconds, rel=0.05)
 
 
+def test_a_drafter_that_copies_keeps_its_name_and_its_acceptance():
+    """It is another drafter than the same one without; costs are of the kind, as the profile and the scheduler have."""
+    costs = profile({n: PASS + ROW * n for n in (1, 2, 64)}, {"ngram": FREE, "dspark": FREE})
+    first = {"target_steps": 100, "drafting_rounds": 0, "acceptance_by_position": [0.0]}
+    other = {"target_steps": 100, "drafting_rounds": 100, "acceptance_by_position": [1.0]}
+    way = {"draft_tokens": 1, "tokens_per_second": 1.0, **other, "by_drafter": {"ngram": first, "dspark": other}}
+    plain = {"draft_tokens": 0, "tokens_per_second": 1.0, "acceptance_by_position": []}
+    ways = {"plain": plain, "fixed:1": way}
+    for label in ("dspark+lookup", "ngram+dspark+lookup"):
+        document = load_document({"drafter": label, "ways": ways}, [[4, 400]])
+        undrafted, found = predictions(System("scripted", costs, modelled=False), measured_ways(document))
+        assert (undrafted["drafter"], found["drafter"]) == ("plain", label)
+        assert found["predicted_tokens_per_second"] == pytest.approx(2 / (PASS + 2 * ROW), rel=0.05)
+    row = {"drafter": "dspark+lookup", "k": 1, "batch": 1, "tokens": 40, "outputs": 1, "acceptance_by_position": [1.0]}
+    rows = [row | {"plain_tokens_per_second": 1.0, "tokens_per_second": 1.0}]
+    options = {"max_num_seqs": 4, "max_num_batched_tokens": 64}
+    ways = measured_ways({"rows": rows, "options": options}, prompt_tokens=4)
+    assert [one.drafter for one in ways] == ["plain", "dspark+lookup"]
+
+
 def test_a_look_up_matches_in_as_many_rounds_as_it_did():
     """Half of the rounds have a draft, nearly all of it right: 1 + .5 * 3.5 tokens a round. Were half of the *tokens*
     behind a match, it would be a third less."""

@@ -3,7 +3,8 @@
 Reads the JSON of `forerun bench load`, which has the lengths of all its requests, or of `forerun bench`, which has not:
 there every prompt has a given length, and every output the mean one. Acceptance is that of the rounds that were
 measured, by position; how it varies between texts is in it already. Of drafters that take turns each has that of the
-rounds it was asked in.
+rounds it was asked in. Copying from the text (`dspark+lookup`) changes the acceptance, which is the row's own; costs a
+profile has by kind, those of the drafter as it was profiled, and the scheduler goes by the same.
 """
 
 from __future__ import annotations
@@ -41,10 +42,8 @@ class Measured:
     way: Way
     tokens_per_second: float
     limits: Limits
-
-    @property
-    def drafter(self) -> str:
-        return "+".join(skill.name for skill in self.skills) or PLAIN
+    drafter: str = PLAIN
+    """As the benchmark calls it: one that copies has its own name and acceptance, and the costs of its kind."""
 
 
 def measured_ways(document: Mapping[str, Any], prompt_tokens: int | None = None) -> list[Measured]:
@@ -85,7 +84,7 @@ def _of_bench(row: Row, limits: Limits, prompt_tokens: int | None) -> Iterator[M
     load = Load(row["batch"])
     skill = _skill(methods_of(row["drafter"])[0], row["k"], row)
     yield Measured(load, runs, (), Way(None), row["plain_tokens_per_second"], limits)
-    yield Measured(load, runs, (skill,), Way("fixed", row["k"]), row["tokens_per_second"], limits)
+    yield Measured(load, runs, (skill,), Way("fixed", row["k"]), row["tokens_per_second"], limits, row["drafter"])
 
 
 def _of_load(row: Row, limits: Limits, prompt_tokens: int | None) -> Iterator[Measured]:
@@ -96,7 +95,8 @@ def _of_load(row: Row, limits: Limits, prompt_tokens: int | None) -> Iterator[Me
     for label, found in row["ways"].items():
         way = parse_way(label)
         skills = () if way.policy is None else tuple(_shown(row, name) for name in methods_of(row["drafter"]))
-        yield Measured(Load.of(row), runs, skills, way, found["tokens_per_second"], limits)
+        drafter = row["drafter"] if skills else PLAIN
+        yield Measured(Load.of(row), runs, skills, way, found["tokens_per_second"], limits, drafter)
 
 
 def _shown(row: Row, name: str) -> Skill:
