@@ -100,7 +100,8 @@ def test_a_place_where_no_plot_can_be_is_refused_before_anything_is_measured(cap
     """A file, and a folder below one."""
     (tmp_path / "taken").write_text("")
     assert main(["bench", "--target", "does-not-exist-anywhere", "--plots", str(tmp_path / place)]) == 2
-    assert capsys.readouterr().err.startswith(f"error: --plots: {tmp_path / 'taken'} is no folder")
+    asked, there = tmp_path / place, tmp_path / "taken"
+    assert capsys.readouterr().err.startswith(f"error: --plots: cannot write to {asked}: {there} is no folder")
 
 
 def test_without_matplotlib_plots_are_refused_before_anything_is_measured(monkeypatch, capsys):

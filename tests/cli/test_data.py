@@ -62,6 +62,15 @@ def test_prepare_writes_a_dataset(run: Run, tiny_qwen3_dir: Path, data: Path, tm
     assert found.manifest["records"] == 4
 
 
+def test_text_by_somebody_else_is_told(run: Run, tiny_qwen3_dir: Path, data: Path, tmp_path: Path) -> None:
+    """A drafter learns from the target's own answers first of all; those that a target wrote say how they ended."""
+    jsonl(data, CHAT, TEXT, {"id": "own", "text": "its own", "finish_reason": "stop"})
+    prepare = ("data", "prepare", data, "--target", tiny_qwen3_dir, "--overwrite", "--out", tmp_path / "out")
+    assert "2 samples are not answers of `forerun data regenerate`" in " ".join(run(*prepare).err.split())
+    jsonl(data, {**CHAT, "finish_reason": "stop"})
+    assert run(*prepare).err == ""
+
+
 def test_the_same_input_gives_the_same_bytes(run: Run, tiny_qwen3_dir: Path, data: Path, tmp_path: Path) -> None:
     """No time, no order of a set: a dataset can be compared by its manifest."""
     for name in ("a", "b"):

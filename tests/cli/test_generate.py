@@ -320,6 +320,16 @@ def test_apply_chat_template(run: Run, tiny_qwen3_dir: Path) -> None:
     """A raw prompt put as a user message is the conversation of that one message."""
     flags = ("generate", "--target", tiny_qwen3_dir, *GREEDY, "--json")
     asked = run(*flags, "--prompt", "a", "--apply-chat-template").json
+    assert run(*flags, "--prompts", "-", "--apply-chat-template", stdin=b"a").json["token_ids"] == asked["token_ids"]
     stdin = b'{"messages": [{"role": "user", "content": "a"}]}'
     assert asked["token_ids"] == run(*flags, "--prompts", "-", stdin=stdin).json["token_ids"]
     assert asked["token_ids"] != run(*flags, "--prompt", "a").json["token_ids"]
+
+
+def test_the_answer_that_a_chat_ends_with_is_not_read(run: Run, tiny_qwen3_dir: Path) -> None:
+    """Training data and regenerated answers serve as prompts: what is decoded is the answer, not one behind it."""
+    flags = ("generate", "--target", tiny_qwen3_dir, *GREEDY, "--json", "--prompts", "-")
+    asked = [{"role": "user", "content": "a"}]
+    answered = [*asked, {"role": "assistant", "content": None, "tool_calls": []}, {"role": "assistant", "content": "b"}]
+    plain, again = (run(*flags, stdin=json.dumps({"messages": one}).encode()).json for one in (asked, answered))
+    assert plain["token_ids"] == again["token_ids"]

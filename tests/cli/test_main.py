@@ -13,7 +13,7 @@ import pytest
 
 from cli.conftest import Run
 from forerun import __version__
-from forerun.cli.foreign import FLAGS
+from forerun.cli.foreign import FLAGS, TRAINING
 from forerun.cli.main import COMMANDS
 
 Refused = Callable[..., str]
@@ -105,6 +105,17 @@ def test_a_translation_names_flags_that_exist(run: Run) -> None:
     for answer in FLAGS.values():
         for flag in re.findall(r"--[\w-]+", answer):
             assert flag in known or any(k.startswith(flag) for k in known), (flag, answer)
+
+
+def test_flags_of_other_trainers_are_translated(refused: Refused, run: Run) -> None:
+    """For `train` alone, to flags that it has; beside an engine `--resume` and `--batch-size` mean something else."""
+    import re
+
+    known = set(re.findall(r"--[\w-]+", run("train", "--help").out))
+    for flag, answer in TRAINING.items():
+        assert refused("train", "dspark", flag, 3) == f"{flag}: {answer}"
+        assert known.issuperset(re.findall(r"--[\w-]+", answer)), answer
+    assert refused("bench", "--batch_size", 3) == "--batch_size: unknown option; did you mean '--batch'?"
 
 
 def test_what_the_operating_system_refuses_is_one_line(

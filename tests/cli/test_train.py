@@ -90,6 +90,7 @@ def test_the_settings_of_a_run_make_it_again(run: Run, command, tmp_path):
         (["ngram", "--data", "d", "--out", "o"], "KIND: 'ngram' is not trained"),
         ([KIND, "--out", "o"], "--data: "),
         ([KIND, "--data", "nowhere", "--out", "o"], "--data: nowhere does not exist"),
+        ([KIND, "--data", "nowhere", "--out", "o", "--model", "embedded"], "--data: nowhere does not exist"),
         ([KIND, "--learning_rate", "1"], "--learning_rate: unknown option; did you mean '--learning-rate'?"),
         ([KIND, "--lerning-rate", "1"], "--lerning-rate: unknown option; did you mean '--learning-rate'?"),
         (
@@ -166,15 +167,23 @@ def test_the_embedded_small_model_is_distilled(run: Run, tmp_path):
 
 
 def test_records_are_prepared_on_the_way(run: Run, command, tmp_path):
-    """--data may name a file of conversations: it is prepared in the run's folder, and not again when it goes on."""
+    """--data may name a file of conversations: it is prepared in the run's folder, and not again when it goes on.
+    What of it is not learned is said."""
     file = tmp_path / "chats.jsonl"
     chat = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": "It was said, and said again."}]
-    file.write_text("".join(json.dumps({"id": f"c{i}", "messages": chat}) + "\n" for i in range(6)))
+    lines = [
+        *(json.dumps({"id": f"c{i}", "messages": chat}) for i in range(6)),
+        '{"id": "asked", "prompt": "no answer"}',
+    ]
+    file.write_text("\n".join(lines))
     args = [str(file) if before == "--data" else arg for before, arg in zip(["", *command], command, strict=False)]
     plan = run("train", KIND, *args, "--plan", "--json")
     assert plan.code == 0
     assert not (tmp_path / "run").exists()
-    assert run("train", KIND, *args).code == 0
+    ran = run("train", KIND, *args)
+    assert ran.code == 0
+    said = " ".join(ran.err.split())
+    assert f"left out of the 7 records of --data: 5 duplicate (as {file} line 2), 1 no answer (as {file} line 7" in said
     manifest = tmp_path / "run" / "data" / "manifest.json"
     made = manifest.stat().st_mtime_ns
     assert "finished already" in run("train", KIND, *args).err

@@ -415,6 +415,17 @@ def test_a_list_may_name_methods_and_models(text: str, tmp_path: Path, monkeypat
     assert one.model == "ngram,other"
 
 
+def test_a_list_may_name_paths_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trained drafters, one with look-ups; what is not all there is one path, whose name has a comma."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    assert [one.model for one in parse_configs("./a,./b+lookup")] == ["./a", "./b"]
+    assert [one.model for one in parse_configs("./a,./c")] == ["./a,./c"]
+    (tmp_path / "a,b").mkdir()
+    assert [one.model for one in parse_configs("./a,b")] == ["./a,b"]
+
+
 @pytest.mark.parametrize("content", ['{"method": ' + "[" * 100_000, '{"min_draft": ' + "9" * 5000 + "}"])
 @pytest.mark.parametrize("ending", ["json", "yaml", None])
 def test_a_config_that_python_cannot_read_is_refused(content: str, ending: str | None, tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ def test_a_target_that_overflows_is_named_with_the_token():
 
     target = Overflowing(lambda prefix: [0.0] * 5, 5)
     source = open_source(target, (1,))
-    with pytest.raises(ModelError, match=r"not finite at token 2 of sample b;"):
+    with pytest.raises(ModelError, match=r"not finite at token 2 of sample b; try another --target-dtype"):
         source.batch([text("a", [1, 2, 2]), text("b", [1, 2, 3, 4])])
 
 

@@ -28,7 +28,6 @@ class Task:
 
     records: Sequence[PromptRecord]
     sampling: Sampling
-    as_chat: bool = False
     prediction: str | None = None
 
     def __post_init__(self) -> None:
@@ -59,7 +58,7 @@ def answer(engine: Engine, task: Task) -> Iterator[tuple[Place, Chunk]]:
     said: list[list[str]] = [[] for _ in task.records]
     for turn in range(task.rounds):
         going = task.open(turn)
-        rendered = [task.records[i].render(tokenizer, said[i], task.as_chat) for i in going]
+        rendered = [task.records[i].render(tokenizer, said[i]) for i in going]
         try:
             for chunk in engine.stream(rendered, task.sampling, prediction=task.prediction):
                 index = going[chunk.prompt_index]

@@ -148,6 +148,7 @@ def load(
         engines = {way: stack.enter_context(made) for way, made in _engines(ready, run)}
         _check_lengths(engines["fixed"], run.lengths)
         _check_scheduled(engines["scheduled"])
+        _check_kept(engines["scheduled"], ready)
         traffic = _traffic(run, prompts, engines["plain"].target.tokenizer, records)
         rows = None if run.rows is None else Path(run.rows)
         study = Study(engines["scheduled"], _subjects(engines, run), run.loads, traffic, WallClock(), rows)
@@ -258,7 +259,7 @@ def _traffic(
 
     domains: list[str] = []
     if run.domain:
-        ids, domains = _mixture(run.domain, prompts.limit, tokenizer)
+        ids, domains = _mixture(run.domain, prompts, tokenizer)
     else:
         ids = prompt_ids(records, tokenizer, prompts.limit or PROMPTS)
     return Traffic(
@@ -266,20 +267,29 @@ def _traffic(
     )
 
 
-def _mixture(items: Sequence[str], limit: int | None, tokenizer: Tokenizer) -> tuple[list[list[int]], list[str]]:
+def _mixture(items: Sequence[str], flags: PromptFlags, tokenizer: Tokenizer) -> tuple[list[list[int]], list[str]]:
     """Prompts of several files in turn, as many of each, and the domain of each."""
     found: dict[str, list[list[int]]] = {}
     for item in items:
         name, equals, path = item.partition("=")
         if not (name and equals and path):
             raise OptionError("--domain", f"must be NAME=FILE, got {item!r}")
-        found[name] = prompt_ids(read_prompts(PromptFlags(prompts=path, limit=limit)), tokenizer, 0)
+        found[name] = prompt_ids(read_prompts(dataclasses.replace(flags, prompts=path)), tokenizer, 0)
     longest = max(map(len, found.values()))
     mixed = [(each[i % len(each)], name) for i in range(longest) for name, each in found.items()]
     return [ids for ids, _ in mixed], [name for _, name in mixed]
 
 
 # --------------------------------------------------------------------------------------------------------------- report
+
+
+def _check_kept(scheduled: Engine, ready: EngineFlags) -> None:
+    """OptionError if `_keep` could write nothing."""
+    from forerun.budget.stored import check_kept, load_study_path, profiles_folder
+
+    folder, profile = profiles_folder(ready.calibration_cache), scheduled.core.schedule.scheduler.profile
+    if folder is not None and profile is not None:
+        check_kept(load_study_path(profile.key, folder))
 
 
 def _keep(result: Any, scheduled: Engine, ready: EngineFlags) -> None:

@@ -12,6 +12,9 @@ _CONFIDENCE = (
     "here it is --speculative-config.confidence_threshold, compared with the chance that token k is accepted as it is "
     "known before the token is drawn: cutting by the drawn token's own probability would change the output"
 )
+_ONE_DEVICE = "not built: a model is on one device, --device"
+_GOES_ON = "the same command goes on where it was stopped; --restart begins anew"
+_STEP = "here it is --tokens-per-step, counted in tokens; what does not fit is parted by itself (--micro-batch-tokens)"
 _TREE = "drafts are chains here: top-k is 1 and the number of steps is --num-speculative-tokens"
 
 FLAGS = {
@@ -49,6 +52,7 @@ FLAGS = {
     "--temp": "here it is --temperature",
     "--repeat-penalty": "here it is --repetition-penalty",
     "--file": "here it is --prompt @FILE",
+    "--n-gpu-layers": "here it is --device; a model is on one device as a whole",
     # TensorRT-LLM
     "--decoding-type": _METHOD,
     "--max-draft-len": _COUNT,
@@ -69,12 +73,33 @@ FLAGS = {
     "--ngram-prompt-lookup-max": "here it is --speculative-config.prompt_lookup_max",
     "--gpu-memory-utilization": "here it is --kv-cache-memory-bytes",
     "--rejection-sample-method": "here it is --verify-mode",
+    "--tensor-parallel-size": _ONE_DEVICE,
+    "-tp": _ONE_DEVICE,
+    "--pipeline-parallel-size": _ONE_DEVICE,
+    "--kv-cache-dtype": "keys and values are kept in --dtype",
     # mlx-dspark, mlx-lm
     "--max-draft": _COUNT,
     "--num-draft-tokens": _COUNT,
 }
 
+TRAINING = {
+    # transformers, SpecForge
+    "--resume": _GOES_ON,
+    "--resume-from-checkpoint": _GOES_ON,
+    "--output-dir": "here it is --out",
+    "--target-model-path": "here it is --target",
+    "--train-data-path": "here it is --data",
+    "--lr": "here it is --learning-rate",
+    "--batch-size": _STEP,
+    "--per-device-train-batch-size": _STEP,
+    "--gradient-accumulation-steps": _STEP,
+    "--bf16": "here it is --mixed-precision bf16",
+    "--fp16": "here it is --mixed-precision fp16",
+}
+"""Of other trainers; some of these names mean something else beside an engine."""
 
-def translate(flag: str) -> str | None:
-    """What to type here for a flag of another engine; None if it is not one."""
-    return FLAGS.get(flag.replace("_", "-"))
+
+def translate(flag: str, command: str = "") -> str | None:
+    """What to type here, at a command, for a flag of another engine or trainer; None if it is not one."""
+    name = flag.replace("_", "-")
+    return (TRAINING.get(name) if command == "train" else None) or FLAGS.get(name)

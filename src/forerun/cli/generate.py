@@ -28,9 +28,6 @@ class ShowFlags:
 
     chat: Annotated[bool, typer.Option("--chat", help="Talk to the model; /exit or Ctrl-D ends.")] = False
     system: Annotated[str | None, typer.Option(help="System message of --chat; @FILE reads a file.")] = None
-    apply_chat_template: Annotated[
-        bool, typer.Option("--apply-chat-template", help="Put each raw prompt as a user message.")
-    ] = False
     prediction: Annotated[
         str | None, typer.Option(help="Text expected in the answer, for ngram and +lookup; @FILE reads a file.")
     ] = None
@@ -71,7 +68,7 @@ def generate(
         if show.chat:
             answers = _chat(loaded, ready, show, streams)
         else:
-            task = Task(records, ready, show.apply_chat_template, prediction)
+            task = Task(records, ready, prediction)
             answers = _stream(loaded, task, show) if streams else _collect(loaded, task)
     if not streams:
         destination.write(as_json(as_document(answers)) if json_ else as_text(answers))
@@ -90,7 +87,7 @@ def _check(show: ShowFlags, prompts: PromptFlags, streams: bool) -> None:
         return
     clashes = {
         "--prompt": prompts.prompt, "--prompts": prompts.prompts, "--limit": prompts.limit,
-        "--prediction": show.prediction, "--apply-chat-template": show.apply_chat_template or None,
+        "--prediction": show.prediction, "--apply-chat-template": prompts.apply_chat_template or None,
     }  # fmt: skip
     for option, value in clashes.items():
         if value is not None:

@@ -217,7 +217,7 @@ def _unknown_option(name: str, args: Sequence[str], known: Sequence[str]) -> str
     """Typed as another engine spells it, or mistyped. Typer reports `-m` for `-md`, so look at what was typed."""
     typed = [arg.partition("=")[0] for arg in args]
     for word in [name, *(word for word in typed if word.startswith(name))]:
-        answer = translate(word)
+        answer = translate(word, args[0])
         if answer is not None:
             return f"{word}: {answer}"
     dashed = name.replace("_", "-")

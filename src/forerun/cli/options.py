@@ -340,6 +340,9 @@ class PromptFlags:
         ),
     ] = None
     limit: Annotated[int | None, _prompt("Only the first N of --prompts.")] = None
+    apply_chat_template: Annotated[
+        bool, _prompt("Put each raw prompt as a user's message.", "--apply-chat-template")
+    ] = False
 
 
 # ------------------------------------------------------------------------------------------------------------ output

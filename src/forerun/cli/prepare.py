@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.cli.console import Output, as_json, progress, waiting
+from forerun.cli.console import Output, as_json, notes, progress, waiting
 from forerun.cli.options import JsonFlag, flags
 from forerun.cli.template import TemplateFlags
 from forerun.errors import OptionError
@@ -150,6 +150,12 @@ def _write(preparation: Preparation, out: Path, to: OutFlags, json_: bool) -> No
 
     with progress("preparing", preparation.sources.count()) as advance:
         manifest = write(preparation, out, to.held_out, to.overwrite, advance)
+    if preparation.of_others:
+        notes().print(
+            f"{preparation.of_others:,} samples are not answers of `forerun data regenerate`: a drafter learns most "
+            f"from what {preparation.target.name} itself writes",
+            markup=False,
+        )
     if json_:
         Output().write(as_json(manifest))
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +32,14 @@ class PromptRecord:
     """A chat up to the answer that is wanted."""
     turns: Sequence[str] = ()
     """User turns to be answered one after another."""
+    as_chat: bool = False
+    """Raw text is put as a user's message."""
 
     @property
     def answers(self) -> int:
         return max(1, len(self.turns))
 
-    def render(self, tokenizer: Tokenizer, answers: Sequence[str] = (), as_chat: bool = False) -> str | list[int]:
+    def render(self, tokenizer: Tokenizer, answers: Sequence[str] = ()) -> str | list[int]:
         """What the model is given for the next answer, after `answers` to the turns before.
 
         A single turn of a model without a chat template is raw text. A rendered chat becomes ids here, since its
@@ -47,9 +49,9 @@ class PromptRecord:
             OptionError: a conversation, but the model has no chat template.
         """
         plain = self.prompt or (self.turns[0] if len(self.turns) == 1 and tokenizer.chat_template is None else "")
-        if plain and not as_chat:
+        if plain and not self.as_chat:
             return plain if isinstance(plain, str) else list(plain)
-        if tokenizer.chat_template is None and as_chat and plain:
+        if tokenizer.chat_template is None and self.as_chat and plain:
             raise OptionError("--apply-chat-template", "the model has no chat template")
         if tokenizer.chat_template is None:
             raise OptionError("--prompts", f"{self.where or 'it'} is a conversation; the model has no chat template")
@@ -81,18 +83,23 @@ def read_prompts(flags: PromptFlags) -> list[PromptRecord]:
     if flags.prompt is not None:
         if flags.limit is not None:
             raise OptionError("--limit", "belongs to --prompts; --prompt is a single one")
-        return [PromptRecord("", _not_empty(expand("--prompt", flags.prompt), "--prompt"))]
+        text = _not_empty(expand("--prompt", flags.prompt), "--prompt")
+        return [PromptRecord("", text, as_chat=flags.apply_chat_template)]
     assert flags.prompts is not None
     records = list(_records(read_text("--prompts", flags.prompts)))
     if not records:
         raise PromptError("--prompts", f"{_name_of(flags.prompts)} holds no prompt")
-    return records[: flags.limit]
+    return [replace(record, as_chat=flags.apply_chat_template) for record in records[: flags.limit]]
 
 
 def named_prompts(flags: PromptFlags) -> list[PromptRecord] | None:
     """What the flags name, as `read_prompts` gives it; None where they name nothing: the package's own are meant."""
     _check_limit(flags)
-    return None if flags.prompt is None and flags.prompts is None else read_prompts(flags)
+    if flags.prompt is not None or flags.prompts is not None:
+        return read_prompts(flags)
+    if flags.apply_chat_template:
+        raise OptionError("--apply-chat-template", "belongs to --prompts and --prompt")
+    return None
 
 
 def _check_limit(flags: PromptFlags) -> None:
@@ -208,7 +215,17 @@ def _parse(line: str, where: str) -> PromptRecord:
     [key] = given
     if not found[key] or not _KINDS[key](found[key]):
         raise PromptError("--prompts", f"{where}: {key!r} {'has the wrong type' if found[key] else 'is empty'}")
-    return PromptRecord(where, **{key: found[key]})
+    value: Any = _unanswered(found[key], where) if key == "messages" else found[key]
+    return PromptRecord(where, **{key: value})
+
+
+def _unanswered(messages: Sequence[Message], where: str) -> Sequence[Message]:
+    """A chat without the answer it ends with, which is what will be decoded: training data and regenerated answers have
+    one, and behind it a template would begin a second answer, which nobody asks a model for."""
+    asked = next((i for i in range(len(messages), 0, -1) if messages[i - 1]["role"] != "assistant"), 0)
+    if not asked:
+        raise PromptError("--prompts", f"{where}: 'messages' has only answers; give the user's message before them")
+    return messages[:asked]
 
 
 def _is_prompt(value: Any) -> bool:

@@ -28,6 +28,8 @@ SIGNALLED = 128
 """Plus the signal's number: exit code of a run that was stopped, and goes on when it is started again."""
 OWN = "draft__"
 """Before the names of parameters that stand for settings of the kind."""
+OTHER_NAMES = {"target": ("--model",)}
+"""Flags that say the same, as every other command takes them."""
 SETTINGS = {name: field for name, field in TrainingConfig.model_fields.items() if name not in ("kind", "draft")}
 
 
@@ -134,7 +136,8 @@ def _flag(name: str, field: FieldInfo) -> Any:
     panel = str(extra["panel"]) if isinstance(extra, dict) else None
     shape = None if field.annotation is bool else _metavar(field.annotation)
     kind: Any = bool if shape is None else list[str] | None if shape == "LIST" else str | None
-    return Annotated[kind, typer.Option(_option(name), help=_help(field), rich_help_panel=panel, metavar=shape)]
+    names = [_option(name), *OTHER_NAMES.get(name, ())]
+    return Annotated[kind, typer.Option(*names, help=_help(field), rich_help_panel=panel, metavar=shape)]
 
 
 def _draft_flags(args: Sequence[str]) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def _folder(kind: type[LearnedDrafter], options: Mapping[str, Any], context: Loa
     if source is None and context.target.name == "embedded" and embedded in EMBEDDED:
         source = embedded
     if source is None:
-        raise OptionError("model", f"the drafter `{kind.name}` needs its folder: what `forerun train` wrote to --out")
+        raise OptionError("model", f"the drafter `{kind.name}` needs its folder: best/ in the --out of `forerun train`")
     try:
         return find_folder(str(source), options.get("revision"))
     except ModelError as error:
@@ -181,7 +181,7 @@ def _check_target(config: DraftConfig, target: Target, allowed: bool) -> None:
         raise ModelError(f"--drafter: it was trained for {config.target_name}, another model: {', '.join(wrong)}")
     message = _difference(config, target) if isinstance(target, HFTarget) else None
     if message is not None and not allowed:
-        raise ModelError(f"--drafter: {message}; allow_target_mismatch loads it anyway")
+        raise ModelError(f"--drafter: {message}; --speculative-config.allow_target_mismatch true loads it anyway")
     if message is not None:
         logger.warning("%s", message)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -350,9 +351,11 @@ def parse_configs(
 
 
 def _is_list(text: str) -> bool:
-    """Whether commas part drafters: one of them is a method's name. A path may have commas of its own, JSON has."""
-    parts = (part.removesuffix(WITH_LOOKUP) for part in text.split(","))
-    return any(canonical(part) in {*DRAFTERS, *NOT_BUILT} for part in parts) and not Path(text).exists()
+    """Whether commas part drafters: one of them is a method's name, or each a path. A path may have commas of its own,
+    JSON has."""
+    parts = [part.removesuffix(WITH_LOOKUP) for part in text.split(",")]
+    named = any(canonical(part) in {*DRAFTERS, *NOT_BUILT} for part in parts)
+    return (named or (len(parts) > 1 and all(map(os.path.exists, parts)))) and not os.path.exists(text)
 
 
 def agreed(key: str, configs: Sequence[SpeculativeConfig], own: Any = None) -> Any:

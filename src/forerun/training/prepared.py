@@ -22,6 +22,7 @@ def is_prepared(data: Path) -> bool:
 
 def prepare(config: TrainingConfig, target: Target, place: Path) -> Path:
     """Prepares the records that --data names with the defaults of `forerun data prepare`, unless that was done.
+    Samples that are too long are cut, not left out.
 
     Returns:
         `place`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -266,6 +266,15 @@ def _of_template(inputs: Inputs, target: Target) -> list[str]:
     ]
 
 
+def _left_out(manifest: Mapping[str, Any]) -> list[str]:
+    """What preparing counted: records that a run prepares itself are accounted for nowhere else on the screen."""
+    dropped = manifest.get("dropped")
+    if not dropped:
+        return []
+    counts = ", ".join(f"{one['count']:,} {reason} (as {one['example']})" for reason, one in dropped.items())
+    return [f"left out of the {manifest['records']:,} records of --data: {counts}"]
+
+
 def _notes(chosen: Chosen, inputs: Inputs, lengths: Any, source: FeatureSource) -> list[str]:
     """What is about to happen, in words."""
     from forerun.training.features import estimate
@@ -277,6 +286,7 @@ def _notes(chosen: Chosen, inputs: Inputs, lengths: Any, source: FeatureSource) 
     )  # fmt: skip
     notes = [
         f"{len(lengths):,} samples of {tokens:,} tokens to train on, {inputs.held_out_count:,} held out",
+        *_left_out(inputs.manifest),
         size.sentence(config.store_gb),
     ]
     if not inputs.held_out_count:

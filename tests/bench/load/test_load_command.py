@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,17 @@ def test_the_command_measures_and_goes_on(capsys, tmp_path, tiny_qwen3_dir, conf
     second = capsys.readouterr()
     assert second.out == first.out
     assert "3 finished rows are kept" in second.err
+
+
+def test_speeds_that_cannot_be_kept_are_not_measured(capsys, tmp_path, monkeypatch, tiny_qwen3_dir, config):
+    """Rows are not even begun."""
+    theirs, access = tmp_path / "theirs", os.access
+    theirs.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != theirs and access(path, mode))
+    more = ["--concurrency", "1", "--rows", str(tmp_path / "rows.jsonl"), "--calibration-cache", str(theirs)]
+    assert main(arguments(tiny_qwen3_dir, config, *more)) == 2
+    assert capsys.readouterr().err.startswith("error: --calibration-cache: cannot write to ")
+    assert not (tmp_path / "rows.jsonl").exists()
 
 
 def test_domains_are_mixed_and_the_table_has_its_verdicts(tmp_path, tiny_qwen3_dir, config):

@@ -32,11 +32,13 @@ class Preparation:
     records: int = 0
     rendered: int = 0
     """Samples that the chat template has a part in; the others are plain text."""
+    of_others: int = 0
+    """Samples whose answers no target is known to have written."""
     dropped: Tally = field(default_factory=Tally)
 
     def again(self) -> Preparation:
         """The same pass, not begun."""
-        return replace(self, records=0, rendered=0, dropped=Tally())
+        return replace(self, records=0, rendered=0, of_others=0, dropped=Tally())
 
     def samples(self, advance: Callable[[], None] = lambda: None) -> Iterator[tuple[Sample, str]]:
         """Samples with their groups. `advance` is called after each record.
@@ -58,6 +60,7 @@ class Preparation:
         for one in maker.of(record):
             if isinstance(one, Sample):
                 self.rendered += isinstance(record.body, Chat)
+                self.of_others += record.finish_reason is None
                 yield one, record.group
             else:
                 name, dropped = one

@@ -126,7 +126,7 @@ class FeatureSource:
             which = max(i for i, start in enumerate(batch.starts) if start <= row)
             raise ModelError(
                 f"--target: {self.target.name} in {self.target.dtype} gives hidden states that are not finite at "
-                f"token {row - batch.starts[which]} of sample {samples[which].id}; try another --dtype"
+                f"token {row - batch.starts[which]} of sample {samples[which].id}; try another --target-dtype"
             )
         return batch
 
