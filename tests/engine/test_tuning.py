@@ -190,7 +190,8 @@ def test_what_would_have_no_effect_or_is_not_there_is_refused(config, option):
 
 
 @pytest.mark.parametrize(
-    "options", [{"policy": "best"}, {"min_predicted_gain": -0.1}, {"min_predicted_gain": float("nan")}]
+    "options",
+    [{"policy": "best"}, {"min_predicted_gain": -0.1}, {"min_predicted_gain": float("nan")}, {"calibration_cache": ""}],
 )
 def test_options_out_of_range_are_named(options):
     with pytest.raises(OptionError) as caught:

@@ -34,7 +34,7 @@ class AsyncEngine:
 
     Callers may live in different event loops and threads.
 
-    >>> async with AsyncEngine(Engine.load("embedded", drafter="ngram")) as engine:
+    >>> async with AsyncEngine.load("embedded", drafter="ngram") as engine:
     ...     async for chunk in engine.stream("def area("):
     ...         print(chunk.text, end="")
     """

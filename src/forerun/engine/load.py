@@ -73,6 +73,8 @@ class EngineOptions:
         gain = self.min_predicted_gain
         if gain is not None and not (is_finite(gain) and gain >= 0):
             raise OptionError("min_predicted_gain", f"must be a number of at least 0, got {gain!r}")
+        if self.calibration_cache == "":  # as a path it is the working folder
+            raise OptionError("calibration_cache", "is empty; name a folder, or 'off'")
         if self.revision is not None and not isinstance(self.revision, str):
             raise OptionError("revision", f"must be the name of a branch, tag or commit, got {self.revision!r}")
 
