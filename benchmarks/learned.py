@@ -172,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--page", type=Path, required=True, help="Markdown file; pictures and data go beside it")
     report.add_argument("--title", help="of the page")
     trained = {"action": "append", "default": [], "metavar": "METHOD=RUN"}
-    report.add_argument("--trained", **trained, help="folder of the training run, for what it took; once for each")
+    report.add_argument("--trained", **trained, help="its training run, for what it took: the folder, or a page's JSON")
     report.add_argument("--features", type=Path, help="what recipes/qwen/features.py reported, for what that took")
     report.add_argument("--remarks", type=Path, help="Markdown that follows the answers: what the numbers do not say")
     report.set_defaults(command=write_report)

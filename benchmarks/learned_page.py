@@ -14,7 +14,7 @@ from learned_picture import draw_acceptance, draw_speed, draw_training
 from rows import Rows
 from summary import Row, best, by_config, config_of, lead, summarise
 from tables import acceptance_table, filled, filled_table, interval, number, reach, span, speed_table, table
-from trained import cost_table, features_cost, same_samples, training
+from trained import cost_table, features_cost, run_of, same_samples
 
 UNTRAINED = ("plain", "ngram", "small")
 """Of our methods, those that `forerun train` need not have made."""
@@ -51,7 +51,7 @@ class Page:
         self.setup: dict[str, Any] = json.loads((out / "setup.json").read_text(encoding="utf-8"))
         self.title, self.remarks = title or f"Trained drafters for {self.setup['target']}", remarks or ""
         self.features = "" if features is None else f" {features_cost(features)}"
-        self.results = self._collect({method: training(run) for method, run in runs.items()})
+        self.results = self._collect({method: run_of(run, method) for method, run in runs.items()})
 
     def write(self, page: Path) -> None:
         """Writes the page, and its .json, .csv and pictures beside it."""

@@ -3,7 +3,8 @@
     python benchmarks/trained.py runs/dspark runs/dspark-one-layer --page docs/benchmarks/qwen-study.md
 
 The first run of a kind is what the others of that kind are compared with: the page names the settings in which they
-differ. Numbers are those of each run's best evaluation, by real decoding of its held-out prompts.
+differ. Numbers are those of each run's best evaluation, by real decoding of its held-out prompts. The JSON of a page
+stands for the runs on it: their folders are large and need not be kept.
 """
 
 from __future__ import annotations
@@ -54,6 +55,38 @@ def training(run: Path) -> dict[str, Any]:
         "settings": {name: settings[name] for name in settings if name in SHOWN or name.startswith("draft.")},
         "evaluations": _evaluations(run / "metrics.jsonl"),
     }
+
+
+def runs_of(place: Path) -> dict[str, dict[str, Any]]:
+    """The run of a folder, or all those of a page, by its JSON.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if place.is_dir():
+        return {place.resolve().name: training(place)}
+    try:
+        found = json.loads(place.read_text(encoding="utf-8"))
+        found = found.get("trained", found)  # the page of benchmarks/learned.py has more than runs
+        if all("evaluations" in run for run in found.values()):
+            return dict(found)
+    except (OSError, ValueError, AttributeError, TypeError):
+        pass
+    raise ValueError(f"{place} is neither the folder of a training run nor the JSON of a page of runs")
+
+
+def run_of(place: Path, name: str) -> dict[str, Any]:
+    """The run of a folder, whatever it is called, or the one of this name in the JSON of a page.
+
+    Raises:
+        ValueError: there is none.
+    """
+    runs = runs_of(place)
+    if place.is_dir():
+        return runs.popitem()[1]
+    if name not in runs:
+        raise ValueError(f"{place} has no run {name}, but {', '.join(runs) or 'none'}")
+    return runs[name]
 
 
 def _evaluations(metrics: Path) -> list[dict[str, Any]]:
@@ -170,14 +203,15 @@ def _picture(runs: Mapping[str, Mapping[str, Any]], file: Path) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+", help="folders of training runs")
+    parser.add_argument("runs", type=Path, nargs="+", help="folders of training runs, or JSON of earlier pages")
     parser.add_argument("--page", type=Path, required=True, help="Markdown file; picture and data go beside it")
     parser.add_argument("--title", default="Training runs side by side")
     parser.add_argument("--remarks", type=Path, help="Markdown that follows the table: what it teaches")
     options = parser.parse_args(argv)
     try:
         remarks = "" if options.remarks is None else options.remarks.read_text(encoding="utf-8")
-        write({run.resolve().name: training(run) for run in options.runs}, options.page, options.title, remarks)
+        runs = {name: run for place in options.runs for name, run in runs_of(place).items()}
+        write(runs, options.page, options.title, remarks)
     except (ValueError, ForerunError) as error:
         print(f"trained.py: {error}", file=sys.stderr)
         return 2
