@@ -9,12 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.bench.calibrating.recorder import logit
 from forerun.budget.reliability import (
     calibration_floor,
     expected_calibration_error,
     negative_log_likelihood,
 )
-from forerun.budget.scaling import GRID, Scaling, fit, fit_temperatures, scale, sigmoid
+from forerun.budget.scaling import (
+    EDGES,
+    GRID,
+    WIDEST,
+    Scaling,
+    _likeliest,
+    _loss,
+    fit,
+    fit_temperatures,
+    scale,
+    sigmoid,
+)
 from forerun.errors import OptionError
 
 
@@ -71,13 +83,51 @@ def test_the_fit_is_likelier_than_none(seed, k, count):
         assert negative_log_likelihood(before, label) <= left + 1e-12
 
 
+def saturated(share, mean, spread, count=2000) -> np.ndarray:
+    """Scores of which a share is at the edge of what a dtype can say, the others normal."""
+    rng = np.random.default_rng(3)
+    return np.where(rng.random(count) < share, 16.6355, rng.normal(mean, spread, count))
+
+
+@pytest.mark.parametrize(
+    ("z", "chance"),
+    [
+        (saturated(0, 6, 2), 0.3),
+        (saturated(0, 10, 1), 0.5),
+        (saturated(0.95, 2, 2), 0.7),
+        (saturated(0.6, 1, 2), 0.4),
+        (saturated(0, 1, 3), 0.5),
+    ],
+)
+@pytest.mark.parametrize("first", [None, 0.5])
+def test_scores_that_say_nothing_are_moved_to_what_is_true(z, chance, first):
+    """T is at its bound or all scores are saturated: the shift still is the best there is, at the first position and
+    behind another one."""
+    rng = np.random.default_rng(5)
+    alive = np.ones(len(z)) if first is None else sigmoid(rng.normal(first, 1, len(z)))
+    labels = (rng.random(len(z)) < alive * chance).astype(float)
+    t, b = _likeliest(alive, z, labels)
+    grid = np.stack(np.meshgrid(np.linspace(-EDGES[0], EDGES[0], 41), np.linspace(-EDGES[1], EDGES[1], 81)), -1)
+    best = min(_loss(at, alive, z, labels) for at in grid.reshape(-1, 2))
+    assert _loss(np.array([-math.log(t), b]), alive, z, labels) <= best + 1e-6
+    left = expected_calibration_error(alive * sigmoid(z / t + b), labels)
+    assert left < expected_calibration_error(alive * sigmoid(z), labels) / 2
+
+
 @pytest.mark.parametrize("label", [0.0, 1.0])
 @pytest.mark.parametrize("z", [0.0, 1e-6, 30.0, -700.0])
 def test_a_fit_stays_finite_where_all_drafts_went_one_way(label, z):
-    """Nothing bounds the likelihood there: equal scores, or scores that part perfectly, at any scale."""
+    """Nothing but the prior bounds the likelihood there, at any scale."""
     found = fit(np.array([[z], [z], [z + 1]]), np.full((3, 1), label))
     assert min(GRID) - 1e-9 <= found.temperatures[0] <= max(GRID) + 1e-9
-    assert abs(found.shifts[0]) <= 4
+    assert abs(found.shifts[0]) <= WIDEST
+    assert (found.shifts[0] > 0) == (label > 0) or abs(z) >= 30
+
+
+def test_a_fit_stays_finite_where_scores_part_perfectly():
+    found = fit(np.array([[-2.0], [-1.0], [1.0], [2.0]] * 50), np.array([[0.0], [0.0], [1.0], [1.0]] * 50))
+    assert min(GRID) <= found.temperatures[0] < 0.3
+    assert abs(found.shifts[0]) < 0.1
 
 
 def test_survival_is_the_product_and_the_last_pair_goes_on():
@@ -121,16 +171,20 @@ def test_equal_errors_go_to_the_likelier_temperature():
 def test_scaling_keeps_the_order_within_a_position(low, high, temperature, shift):
     low, high = sorted((low, high))
     assert 0 <= scale(low, temperature, shift) <= scale(high, temperature, shift) <= 1
-    assert scale(1.0, temperature, shift) == 1.0
-    assert scale(0.0, temperature, shift) == 0.0
     assert math.isnan(scale(math.nan, temperature, shift))
 
 
 def test_scaling_is_the_sigmoid_of_the_scaled_score():
-    for z in (-700.0, -3.0, 0.0, 2.5, 30.0):
+    for z in (-16.0, -3.0, 0.0, 2.5, 16.0):
         c = float(sigmoid(np.array(z)))
         assert scale(c, 2.0) == pytest.approx(float(sigmoid(np.array(z / 2))), rel=1e-6)
         assert scale(c, 2.0, -1.5) == pytest.approx(float(sigmoid(np.array(z / 2 - 1.5))), rel=1e-6)
+
+
+@pytest.mark.parametrize("certain", [0.0, 1.0])
+def test_what_is_saturated_is_scaled_as_it_was_recorded(certain):
+    """The calibration that was judged is the one that decides: it saw such a confidence as `logit` keeps it."""
+    assert scale(certain, 5.0, -2.0) == pytest.approx(float(sigmoid(np.array(logit(certain) / 5 - 2))), rel=1e-6)
 
 
 def test_soft_labels_give_the_same_fit_with_less_noise():

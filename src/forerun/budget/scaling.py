@@ -10,6 +10,7 @@ learned, leans to its prior.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -27,8 +28,18 @@ PRIOR = 1.0
 hundreds of rounds."""
 WIDEST = 4.0
 """The largest shift; as an odds ratio 55."""
+EDGES: FloatArray = np.array([math.log(max(GRID)), WIDEST])
+"""Of |log T| and of the shift."""
+STARTS: tuple[FloatArray, ...] = tuple(
+    EDGES * np.array(share) for share in itertools.product((-1.0, -0.5, 0.0, 0.5, 1.0), repeat=2)
+)
+"""(-log T, b) to begin a search at."""
 STEPS, ENOUGH = 100, 1e-9
 """Of the search, at most; and the gain in nats a round below which it ends."""
+
+
+SATURATED = 2.0**-24
+"""Confidences are taken at most this near to 0 and 1: a saturated one says no more than its dtype can."""
 
 
 class Scaling(NamedTuple):
@@ -84,8 +95,8 @@ def fit_temperatures(
 def fit(logits: FloatArray, labels: FloatArray) -> Scaling:
     """A temperature and a shift for each position.
 
-    For k = 1 .. K the pair under which the outcomes of tokens 1 .. k are likeliest, earlier pairs fixed. The likelihood
-    is smooth, so nothing is fitted to the edges of bins.
+    For k = 1 .. K the pair under which the outcomes of tokens 1 .. k are likeliest (with `PRIOR`), earlier pairs fixed.
+    The likelihood is smooth, so nothing is fitted to the edges of bins.
 
     Args:
         logits: [n, K] as for `fit_temperatures`.
@@ -105,13 +116,15 @@ def fit(logits: FloatArray, labels: FloatArray) -> Scaling:
 
 
 def _likeliest(alive: FloatArray, z: FloatArray, label: FloatArray) -> tuple[float, float]:
-    """(T, b) by Fisher's scoring over (-log T, b), each step halved until it gains."""
-    at = np.zeros(2)
+    """(T, b) by Fisher's scoring over (-log T, b), within `EDGES`: of each step the length that gains most.
+
+    It begins at the likeliest of `STARTS`: where scores are saturated, nothing at T = 1 says which way to go.
+    """
+    at = min(STARTS, key=lambda one: _loss(one, alive, z, label))
     loss = _loss(at, alive, z, label)
-    edge = np.array([math.log(max(GRID)), WIDEST])
     for _ in range(STEPS):
         step = _fisher_step(at, alive, z, label)
-        tried = [np.clip(at + step * 0.5**halvings, -edge, edge) for halvings in range(12)]
+        tried = [np.clip(at + step * 0.5**halvings, -EDGES, EDGES) for halvings in range(12)]
         losses = [_loss(one, alive, z, label) for one in tried]
         best = int(np.argmin(losses))
         if losses[best] > loss - ENOUGH:
@@ -126,6 +139,8 @@ def _loss(at: FloatArray, alive: FloatArray, z: FloatArray, label: FloatArray) -
 
 
 def _fisher_step(at: FloatArray, alive: FloatArray, z: FloatArray, label: FloatArray) -> FloatArray:
+    """Of the numbers that are free: one at its edge that is pushed outwards stays, and the other goes where it is best
+    beside it."""
     slope = math.exp(at[0])
     passed = sigmoid(z * slope + at[1])
     predicted = np.clip(alive * passed, 1e-12, 1 - 1e-12)
@@ -134,7 +149,10 @@ def _fisher_step(at: FloatArray, alive: FloatArray, z: FloatArray, label: FloatA
     weight = 1 / (predicted * (1 - predicted))
     gradient = rise.T @ ((label - predicted) * weight) - PRIOR * at
     information = (rise * weight[:, None]).T @ rise + PRIOR * np.eye(2)
-    return np.asarray(np.linalg.solve(information, gradient), dtype=np.float64)
+    free = (np.abs(at) < EDGES) | (gradient * at < 0)
+    step = np.zeros(2)
+    step[free] = np.linalg.solve(information[np.ix_(free, free)], gradient[free])
+    return step
 
 
 def _misfit(survival: FloatArray, label: FloatArray, bins: int) -> tuple[float, float]:
@@ -158,11 +176,13 @@ def sigmoid(z: FloatArray) -> FloatArray:
 
 
 def scale(confidence: float, temperature: float, shift: float = 0.0) -> float:
-    """sigmoid(logit(confidence) / temperature + shift): keeps the order, and 0, 1 and NaN as they are."""
-    if not 0 < confidence < 1:
+    """sigmoid(logit(confidence) / temperature + shift): keeps the order, and NaN. What is saturated is scaled as the
+    fit has seen it."""
+    if math.isnan(confidence):
         return confidence
-    z = math.log(confidence / (1 - confidence)) / temperature + shift
+    held = min(max(confidence, SATURATED), 1 - SATURATED)
+    z = math.log(held / (1 - held)) / temperature + shift
     return 1 / (1 + math.exp(-z)) if z > -700 else 0.0
 
 
-__all__ = ["GRID", "Scaling", "fit", "fit_temperatures", "scale", "sigmoid"]
+__all__ = ["GRID", "SATURATED", "Scaling", "fit", "fit_temperatures", "scale", "sigmoid"]

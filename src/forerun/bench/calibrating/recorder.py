@@ -11,6 +11,7 @@ from typing import Any
 from forerun.bench.calibrating.rounds_file import PromptRounds, RoundsFile
 from forerun.bench.profiling.profiler import longest_draft
 from forerun.budget.calibration import CalibrationKey
+from forerun.budget.scaling import SATURATED
 from forerun.engine import Engine
 from forerun.engine.intake import default_mode
 from forerun.engine.propose import LoadedDrafter
@@ -18,9 +19,6 @@ from forerun.engine.request import Request
 from forerun.engine.schedule import RoundReport
 from forerun.errors import OptionError
 from forerun.sampling import Sampling
-
-EDGE = 2.0**-24
-"""Confidences are taken at most this near to 0 and 1: a saturated one says no more than its dtype can."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +170,7 @@ class _Notes:
 
 def logit(confidence: float) -> float:
     """log(c / (1 - c)), bounded, to six digits: what a file needs to hold."""
-    inside = min(max(confidence, EDGE), 1 - EDGE)
+    inside = min(max(confidence, SATURATED), 1 - SATURATED)
     return round(math.log(inside / (1 - inside)), 6)
 
 
