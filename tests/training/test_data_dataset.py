@@ -210,15 +210,29 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     assert len(Dataset(tmp_path / "empty")) == 3
 
 
-def test_a_folder_that_cannot_be_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The working folder can by its whole name only; a mount point not at all, which is told at once."""
+def test_a_folder_that_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working folder and those around it, which a shell would go on standing in; a mount point. Told at once."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    write(Path("."), SAMPLES)
-    assert len(Dataset(tmp_path / "here")) == 3
+    for place in (Path("."), Path(".."), tmp_path / "here"):
+        with pytest.raises(OptionError, match=r"--out: .* is the working folder or holds it"):
+            write(place, SAMPLES)
+    assert os.path.samefile(".", tmp_path / "here")
+    write(Path("new"), SAMPLES)
+    assert len(Dataset(tmp_path / "here" / "new")) == 3
     monkeypatch.setattr(os.path, "ismount", lambda path: True)
     with pytest.raises(OptionError, match=r"--out: .* is a mount point"):
         check_place(tmp_path / "volume", overwrite=False)
+
+
+def test_a_link_stays_and_is_written_through(tmp_path: Path) -> None:
+    """To a folder on another disk, as it often is: the data belong there."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    write(tmp_path / "link", SAMPLES)
+    assert (tmp_path / "link").is_symlink()
+    assert len(Dataset(tmp_path / "disk")) == 3
+    assert sorted(os.listdir(tmp_path)) == ["disk", "link"]
 
 
 def test_a_full_disk_is_said(tmp_path: Path) -> None:

@@ -134,9 +134,12 @@ def check_place(folder: Path, overwrite: bool) -> None:
     """OptionError if a dataset cannot be written to a folder."""
     if folder.exists() and not folder.is_dir():
         raise OptionError("--out", f"{folder} is a file; name a folder")
-    if os.path.ismount(folder):
+    place = folder.resolve()  # what is replaced is what a link leads to
+    if os.path.ismount(place):
         raise OptionError("--out", f"{folder} is a mount point, which cannot be replaced; name a new folder in it")
-    check_writable("--out", folder.absolute().parent)
+    if place in (here := Path.cwd().resolve(), *here.parents):
+        raise OptionError("--out", f"{folder} is the working folder or holds it, and would be replaced; name a new one")
+    check_writable("--out", place.parent)
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     if not _is_ours(folder):
@@ -160,7 +163,7 @@ def new_folder(final: Path, overwrite: bool = False) -> Iterator[Path]:
         OptionError: the place is taken, cannot be written, or the disk is full.
     """
     check_place(final, overwrite)
-    final = final.absolute()  # the working folder has no name of its own, and cannot be renamed by `.`
+    final = final.resolve()  # a link stays, and what is written lies where it leads
     part = final.with_name(f".{final.name}.{os.getpid()}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a process of this number that was killed
     try:
