@@ -16,6 +16,7 @@ from forerun.drafters.ngram import Ngram
 from forerun.drafters.small import Small
 from forerun.engine import Engine
 from forerun.serve import ServeOptions
+from forerun.serve.effective import _without_login
 from serve.kit import PRINTABLE, Site, ascii_model, counted, engine, guesses, joined, noisy_engine, script_model
 from tiny import save_tokenizer
 
@@ -507,6 +508,23 @@ def test_server_info_forgets_no_flag(site):
     assert {"host", "tokenizer", "api_key", "max_num_seqs", "block_size"} <= flags
     info = site.get("/server_info").json
     assert {TOLD_AS.get(flag, flag) for flag in flags} - info["options"].keys() - info.keys() == set()
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://collector:4318", "http://collector:4318"),
+        ("https://me:a-secret@collector:4318//v1/traces", "https://collector:4318//v1/traces"),
+        ("https://me:a-secret@collector/v1#a-secret", "https://collector/v1"),
+        ("https://[::1]:4318/v1?a-secret", "https://[::1]:4318/v1"),
+        ("https://me:a?secret@collector", "set"),
+        ("https://me:a/secret@collector", "set"),
+        ("https://me:a-secret@[collector", "set"),
+    ],
+)
+def test_no_part_of_an_address_that_may_be_secret_is_told(url, told):
+    """Whatever is wrong with it: what cannot be parted is not told at all."""
+    assert _without_login(url) == told
 
 
 def test_server_info_tells_the_tokenizer_and_no_login(tiny_qwen3_dir, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
+from urllib.parse import urlsplit
 
 from forerun.budget.calibration import Calibration
 from forerun.serve.server import Server
@@ -37,12 +38,17 @@ def effective(server: Server) -> dict[str, Any]:
 
 
 def _without_login(url: str | None) -> str | None:
-    """An address may carry a name and a password, or a token behind `?`."""
+    """An address may carry a name and a password, or a token behind `?` or `#`: scheme, host and path are told, or only
+    that there is one where it cannot be parted so."""
     if url is None:
         return None
-    before, slashes, rest = url.partition("?")[0].rpartition("//")
-    place, slash, path = rest.partition("/")
-    return f"{before}{slashes}{place.rpartition('@')[2]}{slash}{path}"
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # ValueError: what stands there is part of a password
+    except ValueError:
+        return "set"
+    told = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return "set" if "@" in told else told
 
 
 def _lines(drafter: str, calibration: Calibration) -> list[dict[str, Any]]:
