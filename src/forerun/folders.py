@@ -39,22 +39,24 @@ def check_folder(option: str, folder: str | Path, otherwise: str = "name another
         raise OptionError(option, f"cannot write to {folder}: {place} is no folder that can be written; {otherwise}")
 
 
-def check_file(option: str, path: str | Path, *, grows: bool = False) -> None:
+def check_file(option: str, path: str | Path, *, grows: bool = False, otherwise: str = "name another file") -> None:
     """OptionError if a file could not be written, in a folder that must be there.
 
     Args:
         option: that names it.
         path: as it was given.
         grows: what it has is read and added to, else it is replaced.
+        otherwise: what else the user can do.
     """
     _check_named(option, path, "file")
     if os.path.isdir(path):
-        raise OptionError(option, f"{path} is a folder; name a file")
-    check_writable(option, Path(path).absolute().parent)
+        raise OptionError(option, f"{path} is a folder; {otherwise}")
     if os.path.exists(path) and not os.path.isfile(path):
-        raise OptionError(option, f"{path} is a device or a pipe, which would be replaced; name a file")
+        why = "whose rows cannot be read again" if grows else "which would be replaced"
+        raise OptionError(option, f"{path} is a device or a pipe, {why}; {otherwise}")
+    check_writable(option, Path(path).absolute().parent)
     if grows and os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK):
-        raise OptionError(option, f"{path} is a file that cannot be read and written; name another one")
+        raise OptionError(option, f"{path} cannot be read and written; {otherwise}")
 
 
 def _check_named(option: str, path: str | Path, kind: str = "folder") -> None:

@@ -95,12 +95,14 @@ def test_files_that_grow_and_files_that_are_replaced(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) == tmp_path)
     check_file("--output", tmp_path / "rows")
     check_file("--rows", tmp_path / "new", grows=True)
-    with pytest.raises(OptionError, match=r"^--rows: .*rows is a file that cannot be read and written"):
+    with pytest.raises(OptionError, match=r"^--rows: .*rows cannot be read and written; name another file"):
         check_file("--rows", tmp_path / "rows", grows=True)
     monkeypatch.undo()
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OptionError, match=r"^--output: .*pipe is a device or a pipe"):
+    with pytest.raises(OptionError, match=r"^--output: .*pipe is a device or a pipe, which would be replaced"):
         check_file("--output", str(tmp_path / "pipe"))
+    with pytest.raises(OptionError, match=r"^--rows: /dev/null is a device or a pipe, whose rows cannot be read again"):
+        check_file("--rows", "/dev/null", grows=True)
 
 
 def test_the_lock_of_another_user_is_found_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,5 +114,7 @@ def test_the_lock_of_another_user_is_found_before_the_work(tmp_path: Path, monke
     lock.touch()
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != lock and access(path, mode))
-    with pytest.raises(OptionError, match=r"^--calibration-cache: .*\.lock is a file that cannot be read and written"):
+    with pytest.raises(
+        OptionError, match=r"^--calibration-cache: .*\.lock cannot be read and written; name another folder"
+    ):
         check_kept(tmp_path / "costs.json")

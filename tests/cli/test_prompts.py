@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.cli.bench_load import _mixture
+from forerun.cli.bench_load import _domains
 from forerun.cli.options import PromptFlags
 from forerun.cli.prompts import named_prompts, prompt_ids
 from forerun.target.load import load_target
@@ -26,7 +26,8 @@ def test_plain_prompts_are_measured_as_chats(tiny_qwen3_dir: Path, tmp_path: Pat
     put = PromptFlags(prompts=str(file), apply_chat_template=True)
     assert prompt_ids(named_prompts(put), tokenizer, 1) == [chat, chat]
     assert prompt_ids(named_prompts(PromptFlags(prompts=str(file))), tokenizer, 1) == [tokenizer.encode("a"), chat]
-    assert _mixture([f"d={file}"], PromptFlags(apply_chat_template=True), tokenizer) == ([chat, chat], ["d", "d"])
+    [(name, records)] = _domains([f"d={file}"], PromptFlags(apply_chat_template=True))
+    assert (name, prompt_ids(records, tokenizer, 0)) == ("d", [chat, chat])
 
 
 COMMANDS = [["bench"], ["bench", "load"], ["calibrate"], ["compare"], ["verify"], ["recommend"], ["profile"]]
@@ -39,9 +40,12 @@ def test_the_packages_own_prompts_are_no_chats(refused: Callable[..., str], comm
     assert line.startswith("--apply-chat-template: belongs to --prompts and --prompt"), line
 
 
-def test_a_chat_of_answers_alone_asks_for_nothing(refused: Callable[..., str], tmp_path: Path) -> None:
-    """Its answers are not read; then nothing is left."""
+@pytest.mark.parametrize("before", [[], [{"role": "system", "content": "Be brief."}]])
+def test_a_chat_of_answers_alone_asks_for_nothing(
+    refused: Callable[..., str], tmp_path: Path, before: list[dict[str, str]]
+) -> None:
+    """Its answers are not read; then nobody is left who asks."""
     file = tmp_path / "prompts.jsonl"
-    file.write_text(json.dumps({"messages": [ANSWER]}))
+    file.write_text(json.dumps({"messages": [*before, ANSWER]}))
     line = refused("generate", "--target", "does-not-exist-anywhere", "--prompts", file)
     assert line.startswith("--prompts: line 1: 'messages' has only answers"), line

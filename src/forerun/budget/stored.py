@@ -27,6 +27,8 @@ OPTION = "--calibration-cache"
 """The option that says where, or whether at all."""
 OFF = "off"
 """Its value for not at all."""
+ELSEWHERE = f"name another folder, or {OFF}"
+"""What to do where it cannot be written."""
 CALIBRATION = "calibration.json"
 """Name of the calibration in a drafter's own folder,"""
 CALIBRATION_OF_COPIES = "calibration-lookup.json"
@@ -46,20 +48,19 @@ def profiles_folder(choice: str | None = None) -> Path | None:
 def check_cache(folder: Path | None) -> None:
     """OptionError if nothing could be kept in the folder of `profiles_folder`. Nothing is made."""
     if folder is not None:
-        check_folder(OPTION, folder, f"name another folder, or {OFF}")
+        check_folder(OPTION, folder, ELSEWHERE)
 
 
-def check_kept(path: Path, option: str = OPTION) -> None:
+def check_kept(path: Path, option: str = OPTION, otherwise: str = ELSEWHERE) -> None:
     """Before what takes long: could its result be written to this file of a profile, load study or calibration?
 
     Raises:
-        OptionError: it could not; `option` says where it goes. Nothing is made.
+        OptionError: it could not; `option` says where it goes, `otherwise` what else can be done. Nothing is made.
     """
-    otherwise = f"name another folder, or {OFF}" if option == OPTION else "name another folder"
     check_folder(option, path.parent, otherwise)
     for file, grows in ((path, False), (_lock(path), True)):
         if path.parent.is_dir():
-            check_file(option, file, grows=grows)
+            check_file(option, file, grows=grows, otherwise=otherwise)
 
 
 # ------------------------------------------------------------------------------------------------------------ profiles

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,20 +143,21 @@ def load(
     if run.domain and (prompts.prompt is not None or prompts.prompts is not None):
         raise OptionError("--domain", "give either this or --prompts")
     ready = _ready(engine, run)
-    records = None if run.domain else named_prompts(prompts)
+    records = {"": named_prompts(prompts)} if not run.domain else dict(_domains(run.domain, prompts))
     with ExitStack() as stack:
         engines = {way: stack.enter_context(made) for way, made in _engines(ready, run)}
         _check_lengths(engines["fixed"], run.lengths)
         _check_scheduled(engines["scheduled"])
-        _check_kept(engines["scheduled"], ready)
-        traffic = _traffic(run, prompts, engines["plain"].target.tokenizer, records)
+        place = _place(engines["scheduled"], ready)
+        traffic = _traffic(run, prompts.limit, engines["plain"].target.tokenizer, records)
         rows = None if run.rows is None else Path(run.rows)
         study = Study(engines["scheduled"], _subjects(engines, run), run.loads, traffic, WallClock(), rows)
         if study.note:
             notes().print(study.note)
         with progress("measuring", study.total) as advance:
             result = study.run(advance)
-        _keep(result, engines["scheduled"], ready)
+        if place is not None:
+            _keep(result, engines["scheduled"], place)
     return _report(result, destination, run, json_)
 
 
@@ -252,56 +253,66 @@ def _ways(engines: dict[str, Engine], run: LoadFlags, names: Sequence[str]) -> l
 # -------------------------------------------------------------------------------------------------------------- traffic
 
 
+def _domains(items: Sequence[str], flags: PromptFlags) -> Iterator[tuple[str, list[PromptRecord]]]:
+    """The prompts of each domain, before a model is loaded. OptionError names --domain."""
+    names = [item.partition("=")[0] for item in items]
+    for item in items:
+        name, equals, path = item.partition("=")
+        if not (name and equals and path):
+            raise OptionError("--domain", f"must be NAME=FILE, got {item!r}")
+        if names.count(name) > 1:
+            raise OptionError("--domain", f"{name!r} is given twice; put its prompts into one file, or name them apart")
+        try:
+            yield name, read_prompts(dataclasses.replace(flags, prompts=path))
+        except OptionError as error:
+            about = "--domain" if error.option == "--prompts" else error.option
+            raise OptionError(about, str(error).removeprefix(f"{error.option}: ")) from None
+
+
 def _traffic(
-    run: LoadFlags, prompts: PromptFlags, tokenizer: Tokenizer, records: Sequence[PromptRecord] | None
+    run: LoadFlags, limit: int | None, tokenizer: Tokenizer, records: Mapping[str, Sequence[PromptRecord] | None]
 ) -> Traffic:
+    """Prompts of the domains in turn, as many of each; of a single one as they come."""
     from forerun.bench.load.trial import Traffic
 
-    domains: list[str] = []
-    if run.domain:
-        ids, domains = _mixture(run.domain, prompts, tokenizer)
-    else:
-        ids = prompt_ids(records, tokenizer, prompts.limit or PROMPTS)
+    found = {name: prompt_ids(some, tokenizer, limit or PROMPTS) for name, some in records.items()}
+    longest = max(map(len, found.values()))
+    mixed = [(each[i % len(each)], name) for i in range(longest) for name, each in found.items()]
+    ids, domains = [ids for ids, _ in mixed], [name for _, name in mixed if name]
     return Traffic(
         ids, domains, run.tokens, run.requests, run.pairs, run.temperature, ignore_eos=run.ignore_eos, seed=run.seed
     )
 
 
-def _mixture(items: Sequence[str], flags: PromptFlags, tokenizer: Tokenizer) -> tuple[list[list[int]], list[str]]:
-    """Prompts of several files in turn, as many of each, and the domain of each."""
-    found: dict[str, list[list[int]]] = {}
-    for item in items:
-        name, equals, path = item.partition("=")
-        if not (name and equals and path):
-            raise OptionError("--domain", f"must be NAME=FILE, got {item!r}")
-        found[name] = prompt_ids(read_prompts(dataclasses.replace(flags, prompts=path)), tokenizer, 0)
-    longest = max(map(len, found.values()))
-    mixed = [(each[i % len(each)], name) for i in range(longest) for name, each in found.items()]
-    return [ids for ids, _ in mixed], [name for _, name in mixed]
-
-
 # --------------------------------------------------------------------------------------------------------------- report
 
 
-def _check_kept(scheduled: Engine, ready: EngineFlags) -> None:
-    """OptionError if `_keep` could write nothing."""
+def _place(scheduled: Engine, ready: EngineFlags) -> Path | None:
+    """The folder in which the page of `forerun serve` looks for the speeds, beside the profile. None, with
+    `--calibration-cache off`; and with a note where it cannot be written: costs of others can be gone by all the same.
+    """
     from forerun.budget.stored import check_kept, load_study_path, profiles_folder
 
     folder, profile = profiles_folder(ready.calibration_cache), scheduled.core.schedule.scheduler.profile
-    if folder is not None and profile is not None:
+    if folder is None or profile is None:
+        return None
+    try:
         check_kept(load_study_path(profile.key, folder))
+    except OptionError as error:
+        notes().print(f"not kept for the page of `forerun serve`: {error}", markup=False)
+        return None
+    return folder
 
 
-def _keep(result: Any, scheduled: Engine, ready: EngineFlags) -> None:
-    """Beside the profile, for the page of `forerun serve`; nowhere with `--calibration-cache off`."""
+def _keep(result: Any, scheduled: Engine, folder: Path) -> None:
     from forerun.bench.load.plots import points_of
-    from forerun.budget.stored import profiles_folder, write_load_study
+    from forerun.budget.stored import write_load_study
 
-    folder, profile = profiles_folder(ready.calibration_cache), scheduled.core.schedule.scheduler.profile
-    if folder is not None and profile is not None:
-        made_with = {**result.made_with, "options": result.options}
-        path = write_load_study(profile.key, list(points_of(result.rows)), made_with, folder)
-        notes().print(f"kept in {path}")
+    profile = scheduled.core.schedule.scheduler.profile
+    assert profile is not None, "`_place` has looked"
+    made_with = {**result.made_with, "options": result.options}
+    path = write_load_study(profile.key, list(points_of(result.rows)), made_with, folder)
+    notes().print(f"kept in {path}")
 
 
 def _report(result: Any, destination: Output, run: LoadFlags, json_: bool) -> int:

@@ -188,12 +188,12 @@ def _kept(engine: Engine, ready: EngineFlags, run: CalibrateFlags, made: Sequenc
 
 def _check_files(engine: Engine, ready: EngineFlags, run: CalibrateFlags) -> None:
     """OptionError if a drafter's tables could not be written, before any round of it is recorded."""
-    from forerun.budget.stored import check_kept
+    from forerun.budget.stored import ELSEWHERE, OPTION, check_kept
 
     for entry in engine.core.loaded:
         path, option = _file(engine, entry, ready, run)
         if path is not None and entry.name != "vanilla":
-            check_kept(path, option)
+            check_kept(path, option, ELSEWHERE if option == OPTION else f"name another one, and {entry.label} alone")
 
 
 def _file(engine: Engine, entry: LoadedDrafter, ready: EngineFlags, run: CalibrateFlags) -> tuple[Path | None, str]:

@@ -82,7 +82,7 @@ class CompareFlags:
         check_folder("--out", self.out)
         if os.path.isdir(self.out):
             for name in (ROWS, *REPORTS):
-                check_file("--out", Path(self.out, name), grows=name == ROWS)
+                check_file("--out", Path(self.out, name), grows=name == ROWS, otherwise="name another folder")
 
     def folder(self) -> Path | None:
         """Made if it is not there. OptionError: it cannot be."""

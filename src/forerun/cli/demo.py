@@ -32,6 +32,9 @@ class DemoFlags:
     prompts: Annotated[
         str | None, typer.Option(metavar="FILE", help="Prompts as for generate; default: the package's own.")
     ] = None
+    apply_chat_template: Annotated[
+        bool, typer.Option("--apply-chat-template", help="Put each raw prompt as a user's message.")
+    ] = False
     limit: Annotated[int, typer.Option(help="Prompts to run.")] = 10
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each.")] = 64
     temperature: Annotated[float, typer.Option(help="Of the sampled runs.")] = 0.8
@@ -92,7 +95,8 @@ def _course(run: DemoFlags) -> Any:
 
     greedy = Sampling(temperature=0, max_tokens=run.max_tokens, ignore_eos=True)
     modes = {"greedy": greedy, "sampled": dataclasses.replace(greedy, temperature=run.temperature, seed=run.seed)}
-    given = named_prompts(PromptFlags(prompt=run.prompt, prompts=run.prompts))
+    named = PromptFlags(prompt=run.prompt, prompts=run.prompts, apply_chat_template=run.apply_chat_template)
+    given = named_prompts(named)
 
     def course(plain: Engine) -> Course:
         ids = prompt_ids(given, plain.target.tokenizer, run.limit)[: run.limit]

@@ -223,7 +223,7 @@ def _unanswered(messages: Sequence[Message], where: str) -> Sequence[Message]:
     """A chat without the answer it ends with, which is what will be decoded: training data and regenerated answers have
     one, and behind it a template would begin a second answer, which nobody asks a model for."""
     asked = next((i for i in range(len(messages), 0, -1) if messages[i - 1]["role"] != "assistant"), 0)
-    if not asked:
+    if asked < len(messages) and all(one["role"] in ("system", "developer") for one in messages[:asked]):
         raise PromptError("--prompts", f"{where}: 'messages' has only answers; give the user's message before them")
     return messages[:asked]
 
@@ -237,7 +237,7 @@ def _is_turns(value: Any) -> bool:
 
 
 def _is_messages(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, dict) and "role" in one for one in value)
+    return isinstance(value, list) and all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in value)
 
 
 _KINDS = {"prompt": _is_prompt, "turns": _is_turns, "messages": _is_messages}

@@ -75,15 +75,35 @@ def test_the_command_measures_and_goes_on(capsys, tmp_path, tiny_qwen3_dir, conf
     assert "3 finished rows are kept" in second.err
 
 
-def test_speeds_that_cannot_be_kept_are_not_measured(capsys, tmp_path, monkeypatch, tiny_qwen3_dir, config):
-    """Rows are not even begun."""
+def test_speeds_that_cannot_be_kept_for_the_page_are_told_and_measured(
+    capsys, tmp_path, monkeypatch, tiny_qwen3_dir, config
+):
+    """Costs that an administrator measured lie where others only read."""
     theirs, access = tmp_path / "theirs", os.access
     theirs.mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != theirs and access(path, mode))
-    more = ["--concurrency", "1", "--rows", str(tmp_path / "rows.jsonl"), "--calibration-cache", str(theirs)]
-    assert main(arguments(tiny_qwen3_dir, config, *more)) == 2
-    assert capsys.readouterr().err.startswith("error: --calibration-cache: cannot write to ")
-    assert not (tmp_path / "rows.jsonl").exists()
+    (tmp_path / "prompts.jsonl").write_text(PROMPTS)
+    more = ["--concurrency", "1", "--bar", "0.001", "--prompts", str(tmp_path / "prompts.jsonl")]
+    more += ["--calibration-cache", str(theirs)]
+    assert main(arguments(tiny_qwen3_dir, config, *more)) == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "not kept for the page of `forerun serve`: --calibration-cache: cannot write to " in told
+    assert "kept in" not in told
+    assert os.listdir(theirs) == []
+
+
+@pytest.mark.parametrize(
+    ("domains", "message"),
+    [
+        (["a=nowhere.jsonl"], "error: --domain: cannot read nowhere.jsonl"),
+        (["a"], "error: --domain: must be NAME=FILE"),
+        (["a=@one", "a=@two"], "error: --domain: 'a' is given twice"),
+    ],
+)
+def test_a_domain_that_cannot_be_read_is_told_before_anything_is_loaded(capsys, domains, message):
+    words = [word for domain in domains for word in ("--domain", domain)]
+    assert main(["bench", "load", "--target", "does-not-exist-anywhere", "--drafter", "ngram", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_domains_are_mixed_and_the_table_has_its_verdicts(tmp_path, tiny_qwen3_dir, config):
