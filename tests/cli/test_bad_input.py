@@ -408,3 +408,18 @@ def test_output_that_cannot_be_written(refused: Refused, tmp_path: Path) -> None
     for place in (tmp_path, tmp_path / "missing" / "file"):
         assert refused("generate", "--prompt", "x", "--output", place).startswith("--output: ")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"forerun_format": 1, "kind": "eagle3"}, "what --drafter"),
+        ({"speculators_model_type": "eagle3"}, "an EAGLE-3 drafter in the speculators format of vLLM"),
+    ],
+)
+def test_a_drafter_is_no_target(refused: Refused, tmp_path: Path, config: dict[str, object], what: str) -> None:
+    """Taken for a model it would lack a tokenizer, which nobody should add."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    line = refused("generate", "--target", tmp_path, "--prompt", "a")
+    assert line.startswith(f"--target: {tmp_path} holds {what}"), line
+    assert line.endswith("; the target is the model that it drafts for")

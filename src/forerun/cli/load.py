@@ -105,7 +105,17 @@ def load_target_of(flags: EngineFlags) -> HFTarget:
             max_model_len=options.max_model_len,
         )
     except ModelError as error:
-        raise _about("--target", error) from error
+        raise _no_target(flags.source, error) from error
+
+
+def _no_target(source: str, error: ModelError) -> ModelError:
+    """Why it cannot be loaded; of a drafter's folder, that it is one."""
+    from forerun.drafters.foreign import drafter_in
+
+    drafter = drafter_in(source)
+    if drafter is None:
+        return _about("--target", error)
+    return ModelError(f"--target: {source} holds {drafter}; the target is the model that it drafts for")
 
 
 def check_revision(target: str, revision: str | None) -> None:

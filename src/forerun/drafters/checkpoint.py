@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from forerun.drafters.base import LoadContext
+from forerun.drafters.foreign import drafter_folder
 from forerun.drafters.learned import DraftConfig, LearnedDrafter
 from forerun.drafters.vocabulary import DraftVocabulary
 from forerun.errors import DoesNotFit, ModelError, OptionError
@@ -30,7 +31,7 @@ from forerun.target.checkpoint import GIB, available_memory
 from forerun.target.dtypes import dtype_named
 from forerun.target.fingerprint import Fingerprint, differences, fingerprint
 from forerun.target.hf import HFTarget
-from forerun.target.load import EMBEDDED, find_folder
+from forerun.target.load import EMBEDDED
 from forerun.target.packed import PackedLinear, pack_linears
 
 logger = logging.getLogger("forerun")
@@ -142,13 +143,12 @@ def _folder(kind: type[LearnedDrafter], options: Mapping[str, Any], context: Loa
         source = embedded
     if source is None:
         raise OptionError("model", f"the drafter `{kind.name}` needs its folder: best/ in the --out of `forerun train`")
-    try:
-        return find_folder(str(source), options.get("revision"))
-    except ModelError as error:
-        raise type(error)(str(error).replace("--target: ", "--drafter: ", 1)) from error
+    return drafter_folder(str(source), options.get("revision"))
 
 
 def _read_config(kind: type[LearnedDrafter], folder: Path) -> tuple[DraftConfig, str]:
+    if not (folder / CONFIG).exists():
+        raise ModelError(f"--drafter: {folder} has no {CONFIG}; expected best/ in the --out of `forerun train`")
     try:
         text = (folder / CONFIG).read_text(encoding="utf-8")
         content = json_of(text)

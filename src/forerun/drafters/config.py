@@ -30,7 +30,12 @@ LARGEST_CONFIG = 16 << 20
 
 NOT_BUILT = {
     "suffix": "suffix-tree decoding is not built; use 'ngram'",
-    **dict.fromkeys(("mtp", "medusa", "mlp_speculator"), "this kind of drafter is not supported"),
+    "custom_class": "name the class itself as the method, 'module:Class'",
+    **dict.fromkeys(
+        ("mtp", "nextn", "deepseek_mtp", "mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "qwen3_next_mtp"),
+        "prediction layers of the target (MTP) are not used",
+    ),
+    **dict.fromkeys(("medusa", "hydra", "mlp_speculator", "peagle"), "this kind of drafter is not supported"),
 }
 """Methods users of other engines ask for by name, and why they are refused."""
 
@@ -64,8 +69,37 @@ FOREIGN = {
     "acceptance_rate_window_size": "min_predicted_gain (a gain is predicted from acceptance and measured costs)",
     "num_assistant_tokens_schedule": "policy (constant: fixed)",
     "enable_adaptive_verification": "policy (false: fixed)",
+    "disable_by_batch_size": "num_speculative_tokens_per_batch_size (K 0 from there on)",
 }
 """Spellings of other engines -> ours, for the error message."""
+
+_INSIDE = "it is about the inside of vLLM"
+_LOSSY = "it would change the output, and verification here is exact"
+_SUFFIX = "it belongs to the method suffix, which is not built"
+
+WITHOUT = {
+    "draft_tensor_parallel_size": "a drafter runs on the one device of its target",
+    "quantization": "a drafter is used in the dtype of its target",
+    "kv_cache_dtype": "keys and values are kept in the dtype of the target",
+    "parallel_drafting": "the method says it; dflash and dspark draft all tokens in one pass",
+    "use_heterogeneous_vocab": "a drafter needs the vocabulary of its target",
+    "speculative_token_tree": "drafts are chains here, of num_speculative_tokens",
+    "enforce_eager": _INSIDE,
+    "attention_backend": _INSIDE,
+    "use_local_argmax_reduction": _INSIDE,
+    "disable_padded_drafter_batch": _INSIDE,
+    "disable_eagle_block_drop": _INSIDE,
+    "acceptance_method": _LOSSY,
+    "posterior_threshold": _LOSSY,
+    "posterior_alpha": _LOSSY,
+    "synthetic_acceptance_rates": _LOSSY,
+    "synthetic_acceptance_length": _LOSSY,
+    "suffix_decoding_max_tree_depth": _SUFFIX,
+    "suffix_decoding_max_cached_requests": _SUFFIX,
+    "suffix_decoding_max_spec_factor": _SUFFIX,
+    "suffix_decoding_min_token_prob": _SUFFIX,
+}
+"""Keys of vLLM that nothing here stands for, and why."""
 
 
 class SpeculativeConfig(BaseModel):
@@ -188,6 +222,10 @@ class SpeculativeConfig(BaseModel):
         for key in options:
             if key not in kind.config_keys:
                 raise OptionError(key, f"the drafter {kind.name!r} does not use it; {nearest(key, kind.config_keys)}")
+        if self.model is not None and self.name in DRAFTERS:  # a class of one's own reads what it likes
+            from forerun.drafters.foreign import refuse_foreign
+
+            refuse_foreign(self.model, self.revision, context.trust_remote_code)
         drafter = kind.load(options, context)
         self.check_length(drafter)
         return drafter
@@ -329,9 +367,16 @@ def _as_option_error(error: ValidationError) -> OptionError:
         return cause
     key = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
-        hint = f"use {FOREIGN[key]!r}" if key in FOREIGN else nearest(key, SpeculativeConfig.model_fields)
-        return OptionError(key, f"unknown key of --speculative-config; {hint}")
+        return OptionError(key, f"unknown key of --speculative-config; {_instead_of(key)}")
     return OptionError(key, f"{first['msg'].lower()}, got {first['input']!r}")
+
+
+def _instead_of(key: str) -> str:
+    if key in FOREIGN:
+        return f"use {FOREIGN[key]!r}"
+    if key in WITHOUT:
+        return f"leave it out: {WITHOUT[key]}"
+    return nearest(key, SpeculativeConfig.model_fields)
 
 
 def parse_configs(
