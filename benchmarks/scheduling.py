@@ -193,7 +193,8 @@ def _prompts(args: argparse.Namespace, others: str | None = None) -> list[str]:
 
 def _calibration_prompts(args: argparse.Namespace, drafter: str) -> str | None:
     """The last that names this drafter, else the last that names none."""
-    named = {one.rpartition("=")[0]: one.rpartition("=")[2] for one in args.calibration_prompts}
+    parted = (("", "", one) if Path(one).is_file() else one.rpartition("=") for one in args.calibration_prompts)
+    named = {name: file for name, _, file in parted}
     strange = sorted(named.keys() - {"", *args.drafter})
     if strange:
         raise ValueError(f"--calibration-prompts: --drafter names no {strange[0]!r}")

@@ -68,11 +68,22 @@ def runs_of(place: Path) -> dict[str, dict[str, Any]]:
     try:
         found = json.loads(place.read_text(encoding="utf-8"))
         found = found.get("trained", found)  # the page of benchmarks/learned.py has more than runs
-        if all("evaluations" in run for run in found.values()):
+        if found and all("evaluations" in run for run in found.values()):
             return dict(found)
     except (OSError, ValueError, AttributeError, TypeError):
         pass
     raise ValueError(f"{place} is neither the folder of a training run nor the JSON of a page of runs")
+
+
+def together(places: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """All runs of some places. ValueError: two are called the same, and one of them would be missing."""
+    runs: dict[str, dict[str, Any]] = {}
+    for place in places:
+        found = runs_of(place)
+        if twice := runs.keys() & found.keys():
+            raise ValueError(f"{place}: there is a run {', '.join(sorted(twice))} already; call its folder otherwise")
+        runs |= found
+    return runs
 
 
 def run_of(place: Path, name: str) -> dict[str, Any]:
@@ -210,8 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         remarks = "" if options.remarks is None else options.remarks.read_text(encoding="utf-8")
-        runs = {name: run for place in options.runs for name, run in runs_of(place).items()}
-        write(runs, options.page, options.title, remarks)
+        write(together(options.runs), options.page, options.title, remarks)
     except (ValueError, ForerunError) as error:
         print(f"trained.py: {error}", file=sys.stderr)
         return 2

@@ -135,14 +135,14 @@ class Recipe:
     def held_out(self) -> None:
         """Prompts that no drafter has learned from, to calibrate on: `forerun calibrate --prompts`."""
         file = self.work / "held_out.jsonl"
-        if file.exists():
-            return
         ids = (self.work / "data" / "held_out" / "ids.jsonl").read_text(encoding="utf-8").splitlines()
         kept = {json.loads(line) for line in ids}
         samples = map(json.loads, (self.work / "samples.jsonl").read_text(encoding="utf-8").splitlines())
         asked = [{"id": one["id"], "messages": one["messages"][:-1]} for one in samples if one["id"] in kept]
         lines = "".join(json.dumps(one) + "\n" for one in asked)
-        new = file.with_suffix(".new")  # a file that is there is taken for whole
+        if file.exists() and file.read_text(encoding="utf-8") == lines:
+            return
+        new = file.with_suffix(".new")
         new.write_text(lines, encoding="utf-8")
         new.replace(file)
 

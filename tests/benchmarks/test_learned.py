@@ -264,7 +264,7 @@ def test_runs_side_by_side(tiny_qwen3_dir: Path, tmp_path: Path) -> None:
     assert str(tmp_path) not in text + page.with_suffix(".json").read_text()
     assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert main([str(tmp_path / "d"), "--page", str(page)]) == 2
-    from trained import run_of, write
+    from trained import run_of, together, write
 
     made, later = page.with_suffix(".json"), tmp_path / "later.md"
     assert main([str(made), "--page", str(later)]) == 0  # the folders are not needed any more
@@ -272,8 +272,11 @@ def test_runs_side_by_side(tiny_qwen3_dir: Path, tmp_path: Path) -> None:
     assert run_of(made, "other") == run_of(tmp_path / "other", "anything") == runs["other"]
     with pytest.raises(ValueError, match="has no run third, but base, other"):
         run_of(made, "third")
-    (tmp_path / "odd.json").write_text("[]")
-    assert main([str(tmp_path / "odd.json"), "--page", str(later)]) == 2
+    for odd in ("[]", "{}", '{"trained": {}}'):
+        (tmp_path / "odd.json").write_text(odd)
+        assert main([str(tmp_path / "odd.json"), "--page", str(later)]) == 2
+    with pytest.raises(ValueError, match="there is a run other already"):
+        together([made, tmp_path / "other"])
 
     for one in runs.values():
         del one["evaluations"][:-1]  # points are no curve

@@ -83,6 +83,13 @@ def test_a_drafter_can_be_calibrated_on_prompts_of_its_own(tmp_path: Path, comma
     assert set(read.values()) == {"held.jsonl"}
     assert main([*run, "--calibration-prompts", "ngrams=many.jsonl"]) == 2
     assert "--calibration-prompts: --drafter names no 'ngrams'" in capsys.readouterr().err
+    file = tmp_path / "lr=1e-4" / "held.jsonl"  # a path may have such a sign of its own
+    file.parent.mkdir()
+    file.touch()
+    commands.clear()
+    again = ["run", *RUN, "--out", str(tmp_path / "again"), "--only", "calibrate", "--calibration-prompts", str(file)]
+    assert main(again) == 0
+    assert {words[words.index("--prompts") + 1] for words in commands} == {str(file)}
 
 
 def test_what_was_stopped_is_no_result(tmp_path: Path, commands: list[list[str]], monkeypatch, capsys) -> None:

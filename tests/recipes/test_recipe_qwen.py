@@ -120,6 +120,9 @@ def test_all_stages_and_on_again(
     before, written = len(noted), (work / "held_out.jsonl").stat()
     assert begin(qwen, tiny_qwen3_dir, work, answers) == 0
     assert (work / "held_out.jsonl").stat().st_mtime_ns == written.st_mtime_ns
+    (work / "held_out.jsonl").write_text("of another split\n")
+    assert begin(qwen, tiny_qwen3_dir, work, answers, "--stages", "held-out") == 0
+    assert (work / "held_out.jsonl").stat().st_size == written.st_size
     assert [words[2:4] for words in noted[before:]] == [["train", "dspark"]]  # it finds that it is finished
     assert qwen_progress(work / "runs" / "dspark")["used"]["tokens"] == progress["used"]["tokens"]
     assert begin(qwen, tiny_qwen3_dir, work, answers, "--cpu-minutes", "0.1") == 2

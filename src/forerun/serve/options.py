@@ -96,7 +96,7 @@ def _check(o: ServeOptions) -> None:
     need(all(key and key.isascii() for key in o.api_key), "api_key", "a non-empty ASCII text")
     need(all(o.served_model_name), "served_model_name", "a non-empty name")
     need(o.reasoning_parser in (None, "deepseek_r1", "qwen3"), "reasoning_parser", "deepseek_r1 or qwen3")
-    need(o.tokenizer is None or Path(o.tokenizer).is_dir(), "tokenizer", "a folder")
+    need(o.tokenizer is None or (o.tokenizer != "" and Path(o.tokenizer).is_dir()), "tokenizer", "a folder")
     need(o.tool_call_parser in TOOL_CALL_PARSERS, "tool_call_parser", f"one of {', '.join(TOOL_CALL_PARSERS)}")
     need(o.metrics_compat in (None, "vllm"), "metrics_compat", "vllm")
     levels = ("none", "summary", "detailed")
