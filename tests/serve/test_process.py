@@ -359,9 +359,12 @@ def test_sigint_drains(tmp_path, tiny_qwen3_dir):
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [60, 1])
 def test_sigterm_under_load(tmp_path, seconds):
-    """The shipped model with two drafters: with time to drain all are finished; without, each is told what happened."""
+    """The shipped model with two drafters: with time to drain all are finished; without, each is told what happened.
+    In float32: in bfloat16 a prompt that is read in other pieces has log-probabilities that differ by more than 1e-4.
+    """
     template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
     flags = ("--drafter", "small,ngram", "--chat-template", template, "--drain-timeout", str(seconds), *SEATS)
+    flags += ("--dtype", "float32")
     crowd = _stopped(start("embedded", tmp_path / "log", *flags), 300, signal.SIGTERM)
     if seconds == 60:
         _all_were_finished(crowd)

@@ -289,7 +289,8 @@ class Judge:
             given = {name for name in want if name != "seed" or "seed" in plan.fields}
             given -= set() if plan.fields.get("return_token_ids") else {"ids"}
             two = ({name: one[name] for name in given} for one in (answer, want))
-            assert difference(*two, self.tolerance) == ""
+            said = difference(*two, self.tolerance)
+            assert not said, said
 
     def _texts(self, plan: Plan, answer: Mapping[str, Any]) -> None:
         """No token is lost or shown twice: the text is that of the ids, up to what ended it."""
