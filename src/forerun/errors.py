@@ -27,11 +27,12 @@ class ForerunError(Exception):
 
 
 class OptionError(ForerunError, ValueError):
-    """An option has a value that cannot be used. `option` is its name as the user typed it."""
+    """An option has a value that cannot be used. `option` is its name as the user typed it, `reason` what is wrong."""
 
-    def __init__(self, option: str, message: str):
-        super().__init__(f"{option}: {message}")
+    def __init__(self, option: str, reason: str):
+        super().__init__(f"{option}: {reason}")
         self.option = option
+        self.reason = reason
 
 
 class PromptError(OptionError):

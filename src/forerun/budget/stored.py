@@ -232,7 +232,7 @@ def _text(path: Path, option: str = OPTION) -> str | None:
 
 
 def _unusable(path: Path, error: OptionError, command: str, option: str = OPTION) -> OptionError:
-    found = str(error).removeprefix(f"{error.option}: ")
+    found = error.reason
     hint = "" if command in found else f"; run `{command}` again"
     return OptionError(option, f"{path} {found}{hint}" + (f", or give {OFF!r}" if option == OPTION else ""))
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forerun.bench.load.arrivals import Load
     from forerun.bench.load.study import Subject
     from forerun.bench.load.trial import Traffic
+    from forerun.budget.profile import ProfileKey
     from forerun.drafters.config import SpeculativeConfig
     from forerun.engine import Engine
     from forerun.target.base import Tokenizer
@@ -157,7 +158,7 @@ def load(
         with progress("measuring", study.total) as advance:
             result = study.run(advance)
         if place is not None:
-            _keep(result, engines["scheduled"], place)
+            _keep(result, *place)
     return _report(result, destination, run, json_)
 
 
@@ -266,7 +267,7 @@ def _domains(items: Sequence[str], flags: PromptFlags) -> Iterator[tuple[str, li
             yield name, read_prompts(dataclasses.replace(flags, prompts=path))
         except OptionError as error:
             about = "--domain" if error.option == "--prompts" else error.option
-            raise OptionError(about, str(error).removeprefix(f"{error.option}: ")) from None
+            raise OptionError(about, error.reason) from None
 
 
 def _traffic(
@@ -287,8 +288,8 @@ def _traffic(
 # --------------------------------------------------------------------------------------------------------------- report
 
 
-def _place(scheduled: Engine, ready: EngineFlags) -> Path | None:
-    """The folder in which the page of `forerun serve` looks for the speeds, beside the profile. None, with
+def _place(scheduled: Engine, ready: EngineFlags) -> tuple[ProfileKey, Path] | None:
+    """Where the page of `forerun serve` looks for the speeds: beside this profile, in this folder. None, with
     `--calibration-cache off`; and with a note where it cannot be written: costs of others can be gone by all the same.
     """
     from forerun.budget.stored import check_kept, load_study_path, profiles_folder
@@ -301,17 +302,15 @@ def _place(scheduled: Engine, ready: EngineFlags) -> Path | None:
     except OptionError as error:
         notes().print(f"not kept for the page of `forerun serve`: {error}", markup=False)
         return None
-    return folder
+    return profile.key, folder
 
 
-def _keep(result: Any, scheduled: Engine, folder: Path) -> None:
+def _keep(result: Any, key: ProfileKey, folder: Path) -> None:
     from forerun.bench.load.plots import points_of
     from forerun.budget.stored import write_load_study
 
-    profile = scheduled.core.schedule.scheduler.profile
-    assert profile is not None, "`_place` has looked"
     made_with = {**result.made_with, "options": result.options}
-    path = write_load_study(profile.key, list(points_of(result.rows)), made_with, folder)
+    path = write_load_study(key, list(points_of(result.rows)), made_with, folder)
     notes().print(f"kept in {path}")
 
 

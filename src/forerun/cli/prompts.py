@@ -132,8 +132,7 @@ def check_prompts(
             engine.intake.requests([prompt], sampling, Ask(prediction=prediction))
         except PromptError as error:
             where = f"{records[number].where}: " if records and records[number].where else ""
-            message = str(error).removeprefix(f"{error.option}: ")
-            raise PromptError(error.option, f"{where}{message}") from error
+            raise PromptError(error.option, f"{where}{error.reason}") from error
 
 
 def expand(option: str, value: str) -> str:

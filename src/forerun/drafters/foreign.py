@@ -32,6 +32,9 @@ class Foreign(NamedTuple):
     """The same kind here; None: there is none."""
 
 
+OURS = Foreign("a drafter of `forerun train`")
+"""The one that is not foreign."""
+
 SPECULATORS = {
     "eagle": Foreign("an EAGLE-1 drafter", "eagle"),
     "eagle3": Foreign("an EAGLE-3 drafter", "eagle3"),
@@ -76,9 +79,8 @@ def refuse_foreign(source: str, revision: str | None = None, trust_remote_code: 
     if source.endswith(".gguf") or os.path.isfile(source):
         return
     folder = drafter_folder(source, revision, trust_remote_code)
-    config = _config(folder)
-    found = None if "forerun_format" in config else _by_config(config) or _by_tensors(config, folder)
-    if found is None:
+    found = _found(folder)
+    if found is None or found is OURS:
         return
     why, advice = "for which there is no importer; only drafters of `forerun train` are loaded", "train one"
     if found.kind is None:
@@ -94,10 +96,9 @@ def drafter_in(source: str) -> str | None:
     folder = Path(source)
     if not folder.is_dir():
         return None
-    config = _config(folder)
-    if "forerun_format" in config:
-        return f"what --drafter {source} takes, a drafter of `forerun train`"
-    found = _by_config(config) or _by_tensors(config, folder)
+    found = _found(folder)
+    if found is OURS:
+        return f"what --drafter {source} takes, {found.what}"
     return None if found is None else found.what
 
 
@@ -107,6 +108,12 @@ def drafter_folder(source: str, revision: str | None = None, trust_remote_code: 
         return find_folder(source, revision, trust_remote_code)
     except ModelError as error:
         raise type(error)(str(error).replace("--target: ", "--drafter: ", 1)) from error
+
+
+def _found(folder: Path) -> Foreign | None:
+    """What a folder holds, `OURS` included; None: no drafter that is known."""
+    config = _config(folder)
+    return OURS if "forerun_format" in config else _by_config(config) or _by_tensors(config, folder)
 
 
 def _config(folder: Path) -> Mapping[str, Any]:

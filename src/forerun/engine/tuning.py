@@ -127,8 +127,7 @@ def _from_file(path: str, target: Target) -> Profile:
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError("confidence_cost_table_path", f"cannot read {path}: {error}") from None
     except OptionError as error:
-        found = str(error).removeprefix(f"{error.option}: ")
-        raise OptionError("confidence_cost_table_path", f"{path} {found}") from None
+        raise OptionError("confidence_cost_table_path", f"{path} {error.reason}") from None
 
 
 def _measured(entry: LoadedDrafter, profile: Profile) -> bool:
@@ -184,8 +183,7 @@ def usable_calibration(path: Path) -> Calibration | None:
     try:
         return read_calibration(path, "calibration")
     except OptionError as error:
-        found = str(error).removeprefix(f"{error.option}: ")
-        logger.warning("confidences are taken as they come: %s", found)
+        logger.warning("confidences are taken as they come: %s", error.reason)
         return None
 
 

@@ -81,7 +81,7 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, OptionError):
-        return invalid(error.option, str(error).removeprefix(f"{error.option}: "))
+        return invalid(error.option, error.reason)
     if isinstance(error, RecursionError):
         return invalid(None, "the request is nested too deeply")
     if isinstance(error, EngineClosed):

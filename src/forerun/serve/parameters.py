@@ -82,7 +82,7 @@ class Parameters:
         try:
             return Sampling(**{**self.defaults, **given, **own, "logprobs_mode": self.logprobs_mode})
         except OptionError as error:
-            raise invalid(error.option, str(error).removeprefix(f"{error.option}: ")) from None
+            raise invalid(error.option, error.reason) from None
 
     def check_logprobs(self, param: str, count: int | None) -> None:
         if count is not None and count > self.max_logprobs:

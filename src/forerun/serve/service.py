@@ -215,7 +215,7 @@ class Service:
             if error.option == "logits_processors" and ask.form is not None:
                 raise invalid(ask.form.param, ask.form.nothing_left) from None
             option = ask.names.get(error.option, error.option)
-            raise invalid(option, str(error).removeprefix(f"{error.option}: ")) from None
+            raise invalid(option, error.reason) from None
 
     def _salt(self, ask: Ask, arrival: Arrival) -> str | None:
         """Who finds prefixes of whom: those with the same salt of their own and, if asked, the same key."""

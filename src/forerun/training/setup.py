@@ -227,7 +227,7 @@ def _design(chosen: Chosen, target: Target, train: View) -> Learner:
         if error.option not in type(chosen.settings).model_fields:
             raise
         flag = f"--draft.{error.option.replace('_', '-')}"
-        raise OptionError(flag, str(error).removeprefix(f"{error.option}: ")) from error
+        raise OptionError(flag, error.reason) from error
     return drafter
 
 

@@ -197,7 +197,7 @@ def _file(path: Path | None, key: str, made_with: Mapping[str, Any]) -> RowFile 
     try:
         return None if path is None else RowFile(path, key, made_with, cell_of)
     except OptionError as error:
-        raise OptionError("--out", str(error).removeprefix(f"{error.option}: ")) from error
+        raise OptionError("--out", error.reason) from error
 
 
 def _options(plain: Engine, traffic: Traffic, questions: Questions) -> dict[str, Any]:
